@@ -1,0 +1,150 @@
+# SPDX-FileCopyrightText: the libxent authors
+# SPDX-License-Identifier: Apache-2.0
+"""Finds and loads libxent, and turns its failures into exceptions."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+import threading
+
+from . import _abi
+
+
+class Error(RuntimeError):
+    """A call of libxent failed.
+
+    status       name of the status, such as "XENT_UNSUPPORTED"
+    native_code  cudaError_t of a device error, else 0
+    """
+
+    def __init__(self, message: str, status: str = "XENT_INTERNAL", native_code: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+        self.native_code = native_code
+
+
+class InvalidArgument(Error, ValueError):
+    """An argument was refused; nothing was written. The message names the argument, its value and the rule."""
+
+    def __init__(self, message: str, status: str = "XENT_INVALID_ARGUMENT", native_code: int = 0) -> None:
+        super().__init__(message, status, native_code)
+
+
+_INVALID = (_abi.XENT_INVALID_ARGUMENT, _abi.XENT_INVALID_STRUCT, _abi.XENT_WORKSPACE_TOO_SMALL)
+
+
+def _candidates() -> list[str]:
+    chosen = os.environ.get("LIBXENT_LIBRARY")
+    if chosen:
+        return [chosen]
+    here = pathlib.Path(__file__).resolve().parent
+    soname = f"libxent.so.{_abi.XENT_ABI_VERSION}"
+    beside = [str(here / name) for name in (soname, "libxent.so") if (here / name).exists()]
+    return [*beside, soname]
+
+
+def _load() -> ctypes.CDLL:
+    failures = []
+    for path in _candidates():
+        try:
+            loaded = ctypes.CDLL(path)
+        except OSError as error:
+            failures.append(str(error))
+            continue
+        for name, (result, arguments) in _abi.FUNCTIONS.items():
+            function = getattr(loaded, name)
+            function.restype = result
+            function.argtypes = arguments
+        found = loaded.xent_abi_version()
+        if found != _abi.XENT_ABI_VERSION:
+            raise ImportError(f"libxent: {path} has ABI {found}, this package needs {_abi.XENT_ABI_VERSION}")
+        return loaded
+    raise ImportError(
+        "libxent: the library was not found; set LIBXENT_LIBRARY to its path. Tried: " + "; ".join(failures)
+    )
+
+
+lib = _load()
+
+
+class _ErrorSlot(threading.local):
+    """An xent_error for each thread: it is written on failure only, so it may be used again."""
+
+    def __init__(self) -> None:
+        self.struct = _abi.Error(struct_size=ctypes.sizeof(_abi.Error))
+        self.reference = ctypes.byref(self.struct)
+
+
+error_slot = _ErrorSlot()
+
+
+def check(status: int, slot: _ErrorSlot = error_slot) -> None:
+    """Raises where `status` is not XENT_OK; `slot` was passed to the call on this thread."""
+    if status == _abi.XENT_OK:
+        return
+    message = slot.struct.message.decode("utf-8", "replace")
+    kind = InvalidArgument if status in _INVALID else Error
+    raise kind(message, lib.xent_status_name(status).decode(), slot.struct.native_code)
+
+
+class Context:
+    """Backends and CPU threads. Most programs use the default one and never name it.
+
+    threads  of the CPU backend, the calling thread included. 0: all cores this process may use.
+
+    May be shared between threads; plans keep what they need of it alive.
+    """
+
+    def __init__(self, threads: int = 0) -> None:
+        self._handle: ctypes.c_void_p | None = None
+        desc = _abi.ContextDesc(struct_size=ctypes.sizeof(_abi.ContextDesc), threads=threads)
+        handle = ctypes.c_void_p()
+        check(lib.xent_context_create(ctypes.byref(desc), ctypes.byref(handle), error_slot.reference))
+        self._handle = handle
+
+    def load_backend(self, path: str) -> None:
+        """Loads a backend plugin: "cuda", or the path of a file. Raises Error where it cannot run here."""
+        check(lib.xent_backend_load(self._handle, os.fsencode(path), error_slot.reference))
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Names of the backends loaded so far. CUDA is loaded when a plan first asks for it."""
+        count = lib.xent_backend_count(self._handle)
+        return tuple(lib.xent_backend_name(self._handle, index).decode() for index in range(count))
+
+    def __del__(self, destroy=lib.xent_context_destroy) -> None:
+        handle, self._handle = getattr(self, "_handle", None), None
+        if handle is not None:
+            destroy(handle)
+
+
+_default: Context | None = None
+_default_lock = threading.Lock()
+
+
+def default_context() -> Context:
+    """The context of every plan that names none: all cores, made on first use."""
+    global _default
+    if _default is None:
+        with _default_lock:
+            if _default is None:
+                _default = Context()
+    return _default
+
+
+def version() -> str:
+    """Version of the loaded library, "major.minor.patch"."""
+    return lib.xent_version_string().decode()
+
+
+def backends() -> tuple[str, ...]:
+    """Names of the backends in the default context; tries to load CUDA, so ("cpu",) means that it cannot run here."""
+    context = default_context()
+    if "cuda" not in context.backends:
+        try:
+            context.load_backend("cuda")
+        except Error:
+            pass  # Plan(device="cuda") tells why
+    return context.backends
