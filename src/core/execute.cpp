@@ -1,0 +1,115 @@
+// SPDX-FileCopyrightText: the libxent authors
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/execute.hpp"
+
+#include "common/error.hpp"
+#include "core/call.hpp"
+#include "core/structs.hpp"
+
+namespace xent {
+namespace {
+
+constexpr auto kRequired = Call::kRequired;
+constexpr auto kOptional = Call::kOptional;
+constexpr uint32_t kMaskTypes = kBool | kU8 | kI32 | kI64 | kF32;
+
+// logits, targets, mask, row_weights: the same in every call.
+template <class Args>
+void read_rows(Call &call, const Args &args) {
+  xent_problem &problem = call.problem();
+  call.logits(args.logits);
+  call.input({"targets", dtype_set(call.options().target_dtype), Form::kRows}, kRequired, args.targets,
+             &problem.targets);
+  call.input({"mask", kMaskTypes, Form::kRows}, kOptional, args.mask, &problem.mask);
+  call.input({"row_weights", call.accumulator(), Form::kRows}, kOptional, args.row_weights, &problem.row_weights);
+}
+
+void read_forward(Call &call, const xent_forward_args &args) {
+  const xent_options &options = call.options();
+  xent_problem &problem = call.problem();
+  const uint32_t acc = call.accumulator();
+  const bool per_row = options.reduction == XENT_REDUCTION_NONE;
+  const bool divided = options.reduction == XENT_REDUCTION_MEAN || args.denominator != nullptr;
+  call.refuse(args.denominator != nullptr && per_row, "denominator", "it needs XENT_REDUCTION_SUM or _MEAN");
+  call.refuse(args.divisor != nullptr && !divided, "divisor", "without MEAN and denominator nothing is divided");
+  call.refuse(args.entropy != nullptr && !options.entropy, "entropy", "the plan needs XENT_PLAN_ENTROPY for it");
+  call.refuse(args.predicted != nullptr && !options.predicted, "predicted",
+              "the plan needs XENT_PLAN_PREDICTED for it");
+  read_rows(call, args);
+  call.input({"denominator", kF32 | kI32 | kI64, Form::kScalar}, kOptional, args.denominator, &problem.denominator);
+  call.output({"loss", acc, per_row ? Form::kRows : Form::kScalar}, kRequired, args.loss, &problem.loss);
+  call.output({"stats", acc, Form::kPairs}, kOptional, args.stats, &problem.stats);
+  call.output({"divisor", acc, Form::kScalar}, kOptional, args.divisor, &problem.divisor);
+  call.output({"lse", acc, Form::kRows}, kOptional, args.lse, &problem.lse);
+  call.output({"entropy", acc, Form::kRows}, kOptional, args.entropy, &problem.entropy);
+  call.output({"predicted", kI32 | kI64, Form::kRows}, kOptional, args.predicted, &problem.predicted);
+  call.output({"row_counts", kI32 | kI64, Form::kTriple}, kOptional, args.row_counts, &problem.row_counts);
+}
+
+// `grad_loss` and `grad_logits`, the end of every argument list that has them.
+void read_gradient(Call &call, const DLTensor *grad_loss, const DLTensor *grad_logits) {
+  const xent_options &options = call.options();
+  xent_problem &problem = call.problem();
+  const bool per_row = options.reduction == XENT_REDUCTION_NONE;
+  call.input({"grad_loss", kAnyFloat, per_row ? Form::kScalarOrRows : Form::kScalar}, kOptional, grad_loss,
+             &problem.grad_loss);
+  const uint32_t logits = dtype_set(options.logits_dtype);
+  call.output({"grad_logits", logits == kF64 ? logits : logits | kF32, Form::kMatrix}, kRequired, grad_logits,
+              &problem.grad_logits);
+}
+
+xent_status no_plan(const char *function, xent_error *err) {
+  return fail(err, XENT_INVALID_ARGUMENT, "%s: plan: is NULL", function);
+}
+
+}  // namespace
+
+xent_status forward(const xent_plan *plan, const xent_forward_args *args, xent_error *err) {
+  constexpr char function[] = "xent_forward";
+  if (plan == nullptr) return no_plan(function, err);
+  xent_forward_args copy;
+  if (const xent_status status = read_struct(function, "args", args, &copy, err)) return status;
+  Call call(function, *plan, err);
+  call.stream(copy.stream);
+  call.workspace(copy.workspace, copy.workspace_bytes, plan->info.forward_workspace_bytes);
+  read_forward(call, copy);
+  return call.run(&xent_backend_api::forward);
+}
+
+xent_status backward(const xent_plan *plan, const xent_backward_args *args, xent_error *err) {
+  constexpr char function[] = "xent_backward";
+  if (plan == nullptr) return no_plan(function, err);
+  xent_backward_args copy;
+  if (const xent_status status = read_struct(function, "args", args, &copy, err)) return status;
+  Call call(function, *plan, err);
+  xent_problem &problem = call.problem();
+  const int32_t reduction = plan->options.reduction;
+  call.stream(copy.stream);
+  call.workspace(copy.workspace, copy.workspace_bytes, plan->info.backward_workspace_bytes);
+  call.refuse(copy.divisor != nullptr && reduction == XENT_REDUCTION_NONE, "divisor",
+              "with XENT_REDUCTION_NONE nothing is divided");
+  read_rows(call, copy);
+  call.input({"stats", call.accumulator(), Form::kPairs}, kRequired, copy.stats, &problem.stats);
+  call.input({"divisor", call.accumulator(), Form::kScalar}, reduction == XENT_REDUCTION_MEAN ? kRequired : kOptional,
+             copy.divisor, &problem.divisor);
+  read_gradient(call, copy.grad_loss, copy.grad_logits);
+  return call.run(&xent_backend_api::backward);
+}
+
+xent_status loss_and_grad(const xent_plan *plan, const xent_loss_and_grad_args *args, xent_error *err) {
+  constexpr char function[] = "xent_loss_and_grad";
+  if (plan == nullptr) return no_plan(function, err);
+  xent_loss_and_grad_args copy;
+  xent_forward_args forward;
+  if (const xent_status status = read_struct(function, "args", args, &copy, err)) return status;
+  if (const xent_status status = read_struct(function, "forward", copy.forward, &forward, err)) return status;
+  Call call(function, *plan, err);
+  call.stream(forward.stream);
+  call.workspace(forward.workspace, forward.workspace_bytes, plan->info.loss_and_grad_workspace_bytes);
+  read_forward(call, forward);
+  read_gradient(call, copy.grad_loss, copy.grad_logits);
+  return call.run(&xent_backend_api::loss_and_grad);
+}
+
+}  // namespace xent
