@@ -19,7 +19,9 @@ DELETER = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 class Producer:
     """A DLPack producer in Python whose every field the test chooses."""
 
-    def __init__(self, array, *, versioned=True, version=(1, 0), flags=0, strides=True, offset=0, lanes=1, deleter=True):
+    def __init__(
+        self, array, *, versioned=True, version=(1, 0), flags=0, strides=True, offset=0, lanes=1, deleter=True
+    ):
         self.array, self.versioned, self.version, self.flags = array, versioned, version, flags
         self.strides, self.offset, self.lanes = strides, offset, lanes
         self.calls, self.deleted, self.alive = [], 0, []

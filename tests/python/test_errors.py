@@ -1,0 +1,203 @@
+# SPDX-FileCopyrightText: the libxent authors
+# SPDX-License-Identifier: Apache-2.0
+"""Refusals: the exception, what it carries, and that nothing was written."""
+
+import ctypes
+import os
+import subprocess
+import sys
+
+import libxent
+import numpy as np
+import pytest
+from libxent import _abi
+from libxent._library import lib
+
+
+def plan(**options):
+    return libxent.Plan(**{"max_rows": 8, "vocab": 10, **options})
+
+
+LOGITS, TARGETS = np.zeros((4, 10), np.float32), np.zeros(4, np.int64)
+
+
+@pytest.mark.parametrize(
+    "options, word",
+    [
+        ({"vocab": 0}, "vocab"),
+        ({"vocab": -1}, "vocab"),
+        ({"vocab": 2**64}, "vocab"),
+        ({"vocab": 2.5}, "vocab"),
+        ({"max_rows": -1}, "max_rows"),
+        ({"classes": 11}, "classes"),
+        ({"classes": 0}, "classes"),
+        ({"classes": -3}, "classes"),
+        ({"reduction": "average"}, "reduction"),
+        ({"label_smoothing": -0.1}, "label_smoothing"),
+        ({"label_smoothing": 1.5}, "label_smoothing"),
+        ({"label_smoothing": float("nan")}, "label_smoothing"),
+        ({"z_loss": -1.0}, "z_loss"),
+        ({"softcap": -1.0}, "softcap"),
+        ({"logit_scale": 0.0}, "logit_scale"),
+        ({"logit_scale": -1.0}, "logit_scale"),
+        ({"logit_scale": float("inf")}, "logit_scale"),
+        ({"logits_dtype": "int32"}, "logits_dtype"),
+        ({"logits_dtype": "float8_e4m3fn"}, "logits_dtype"),
+        ({"target_dtype": "float32"}, "target_dtype"),
+        ({"device": "tpu"}, "device"),
+    ],
+)
+def test_options_out_of_range(options, word):
+    with pytest.raises(ValueError, match=word) as caught:
+        plan(**options)
+    assert isinstance(caught.value, libxent.InvalidArgument) and isinstance(caught.value, libxent.Error)
+    assert caught.value.status == "XENT_INVALID_ARGUMENT" and caught.value.native_code == 0
+
+
+def test_device_without_a_backend():
+    if "cuda" in libxent.backends():
+        pytest.skip("the CUDA backend runs here")
+    with pytest.raises(libxent.Error) as caught:
+        plan(device="cuda")
+    assert caught.value.status == "XENT_UNSUPPORTED" and "cuda" in str(caught.value).lower()
+    assert not isinstance(caught.value, ValueError)
+
+
+def test_backend_that_is_no_library(tmp_path):
+    path = tmp_path / "plugin.so"
+    path.write_text("no ELF")
+    with pytest.raises(libxent.Error) as caught:
+        libxent.Context().load_backend(str(path))
+    assert caught.value.status in ("XENT_PLUGIN_ERROR", "XENT_UNSUPPORTED") and str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments, word",
+    [
+        ({"logits": np.zeros((4, 11), np.float32)}, "logits"),
+        ({"logits": np.zeros((4, 10), np.float16)}, "logits"),
+        ({"logits": np.zeros(10, np.float32), "targets": np.zeros((), np.int32)}, "targets"),
+        ({"logits": np.float32(1)}, "logits"),
+        ({"logits": np.zeros((), np.float32)}, "logits"),
+        ({"logits": np.zeros((9, 10), np.float32), "targets": np.zeros(9, np.int64)}, "rows"),
+        ({"logits": None}, "logits"),
+        ({"targets": None}, "targets"),
+        ({"targets": np.zeros(5, np.int64)}, "targets"),
+        ({"targets": np.zeros((2, 2), np.int64)}, "targets"),
+        ({"targets": np.zeros(4, np.int32)}, "targets"),
+        ({"targets": np.zeros(4, np.float32)}, "targets"),
+        ({"mask": np.zeros(3, bool)}, "mask"),
+        ({"mask": np.zeros(4, np.float64)}, "mask"),
+        ({"row_weights": np.zeros(4, np.float64)}, "row_weights"),
+        ({"row_weights": np.zeros((4, 1), np.float32)}, "row_weights"),
+        ({"denominator": np.zeros(2, np.float32)}, "denominator"),
+        ({"denominator": "many"}, "denominator"),
+        ({"loss": np.zeros(4, np.float32)}, "loss"),
+        ({"loss": np.zeros((), np.float64)}, "loss"),
+        ({"loss": None}, "loss"),
+        ({"stats": np.zeros((4, 3), np.float32)}, "stats"),
+        ({"lse": np.broadcast_to(np.zeros(1, np.float32), 4)}, "lse"),
+        ({"lse": TARGETS.view(np.float32)[:4]}, "lse"),
+        ({"entropy": True}, "entropy"),
+        ({"predicted": True}, "predicted"),
+        ({"row_counts": np.zeros(2, np.int64)}, "row_counts"),
+    ],
+)
+def test_arguments_that_do_not_fit(arguments, word):
+    given = {"logits": LOGITS, "targets": TARGETS, **arguments}
+    outputs = [
+        given[name] for name in ("loss", "stats", "lse", "row_counts") if isinstance(given.get(name), np.ndarray)
+    ]
+    before = [array.copy() for array in outputs]
+    with pytest.raises(libxent.InvalidArgument, match=word):
+        plan().forward(given.pop("logits"), given.pop("targets"), **given)
+    for array, old in zip(outputs, before):
+        assert np.array_equal(array, old)
+
+
+def test_denominator_and_divisor_need_something_to_divide():
+    with pytest.raises(libxent.InvalidArgument, match="denominator"):
+        plan(reduction="none").forward(LOGITS, TARGETS, denominator=2)
+    with pytest.raises(libxent.InvalidArgument, match="divisor"):
+        plan(reduction="sum").forward(LOGITS, TARGETS, divisor=True)
+    stats = plan().forward(LOGITS, TARGETS).stats
+    with pytest.raises(libxent.InvalidArgument, match="divisor"):
+        plan().backward(LOGITS, TARGETS, stats)
+
+
+def test_partial_overlap_of_the_gradient():
+    base = np.zeros((5, 10), np.float32)
+    with pytest.raises(libxent.InvalidArgument, match="grad_logits"):
+        plan(overwrite_logits=True).loss_and_grad(base[:4], TARGETS, grad_logits=base[1:])
+
+
+def test_grad_of_another_type():
+    grad = np.zeros((4, 10), np.float64)
+    with pytest.raises(libxent.InvalidArgument, match="grad"):
+        plan().loss_and_grad(LOGITS, TARGETS, grad_logits=grad)
+    with pytest.raises(libxent.InvalidArgument, match="grad_dtype"):
+        plan().loss_and_grad(LOGITS, TARGETS, grad_dtype="nibble")
+    with pytest.raises(libxent.InvalidArgument, match="grad_dtype"):
+        plan(logits_dtype="float16", overwrite_logits=True).loss_and_grad(
+            LOGITS.astype(np.float16), TARGETS, grad_dtype="float32"
+        )
+
+
+def test_upstream_gradient_that_does_not_fit():
+    with pytest.raises(libxent.InvalidArgument, match="grad_loss"):
+        plan().loss_and_grad(LOGITS, TARGETS, grad_loss=np.ones(4, np.float32))
+    with pytest.raises(libxent.InvalidArgument, match="grad_loss"):
+        plan().loss_and_grad(LOGITS, TARGETS, grad_loss=np.ones((), np.int64))
+
+
+def test_message_names_function_argument_and_value():
+    with pytest.raises(libxent.InvalidArgument) as caught:
+        plan().forward(LOGITS, np.zeros(5, np.int64))
+    text = str(caught.value)
+    assert "xent_forward" in text and "targets" in text and "5" in text
+
+
+def test_struct_of_another_size():
+    """What a later header's struct would do to this library, through the very mirror."""
+    desc = _abi.PlanDesc(struct_size=8, max_rows=1, vocab=2)
+    error = _abi.Error(struct_size=ctypes.sizeof(_abi.Error))
+    context, out = libxent.Context(), ctypes.c_void_p()
+    status = lib.xent_plan_create(context._handle, ctypes.byref(desc), ctypes.byref(out), ctypes.byref(error))
+    assert status == _abi.XENT_INVALID_STRUCT and not out.value and error.message
+
+
+def run(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+
+
+def test_library_that_is_not_there(tmp_path):
+    got = run("import libxent", LIBXENT_LIBRARY=str(tmp_path / "absent.so"))
+    assert got.returncode and "ImportError" in got.stderr and "absent.so" in got.stderr
+
+
+def test_library_of_another_abi(tmp_path):
+    source = tmp_path / "other.c"
+    functions = "\n".join(f"void {name}(void) {{}}" for name in _abi.FUNCTIONS if name != "xent_abi_version")
+    source.write_text(f"unsigned xent_abi_version(void) {{ return 77; }}\n{functions}\n")
+    library = tmp_path / "libxent.so"
+    if subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(library)]).returncode:
+        pytest.skip("no C compiler")
+    got = run("import libxent", LIBXENT_LIBRARY=str(library))
+    assert got.returncode and "has ABI 77, this package needs" in got.stderr
+
+
+def test_exit_is_silent():
+    """Contexts, plans and arrays that live until the interpreter ends."""
+    code = (
+        "import numpy, libxent\n"
+        "keep = [libxent.Context(), libxent.Plan(max_rows=4, vocab=9)]\n"
+        "x, t = numpy.zeros((4, 9), numpy.float32), numpy.zeros(4, numpy.int64)\n"
+        "keep.append(keep[1].forward(x, t)); keep.append(libxent.loss_and_grad(x, t))\n"
+        "try:\n"
+        "    import jax; y = jax.numpy.asarray(x); keep.append(libxent.loss_and_grad(y, t))\n"
+        "except ImportError: pass\n"
+    )
+    got = run(code)
+    assert (got.returncode, got.stderr) == (0, "")

@@ -1,0 +1,253 @@
+# SPDX-FileCopyrightText: the libxent authors
+# SPDX-License-Identifier: Apache-2.0
+"""Plan: forward and backward apart, outputs of the caller, many threads, many plans."""
+
+import gc
+import os
+import sys
+import threading
+
+import libxent
+import numpy as np
+import pytest
+import reference
+from libxent import _functional
+
+
+@pytest.fixture
+def problem(rng):
+    logits = rng.standard_normal((6, 4, 103), np.float32) * 3
+    targets = rng.integers(0, 103, (6, 4))
+    targets[2, 1] = -1
+    return logits, targets
+
+
+def test_forward_then_backward(problem):
+    logits, targets = problem
+    want = reference.cross_entropy(logits, targets, ignore_index=-1, label_smoothing=0.1)
+    with libxent.Plan(max_rows=100, vocab=103, ignore_index=-1, label_smoothing=0.1) as plan:
+        result = plan.forward(logits, targets, row_counts=True, lse=True)
+        grad = plan.backward(logits, targets, result.stats, result.divisor)
+        assert np.array_equal(grad, plan.backward(logits, targets, result.stats, result.divisor))
+        both = plan.loss_and_grad(logits, targets)
+    reference.assert_scalar_close(result.loss, want.loss, want, "loss")
+    reference.assert_scalar_close(result.lse, want.lse, want, "lse")
+    reference.assert_grad_close(grad, want)
+    reference.assert_grad_close(both.grad, want)
+    assert result.stats.shape == (24, 2) and result.divisor == 23 and result.row_counts.tolist() == [23, 1, 0]
+    assert result.entropy is None and result.predicted is None and both.stats is None
+
+
+def test_stats_are_the_maximum_and_the_sum(problem):
+    logits, targets = problem
+    stats = libxent.Plan(max_rows=24, vocab=103, reduction="sum").forward(logits, np.abs(targets)).stats
+    x = logits.reshape(24, 103).astype(np.float64)
+    assert np.array_equal(stats[:, 0], x.max(1))
+    np.testing.assert_allclose(stats[:, 1], np.exp(x - x.max(1, keepdims=True)).sum(1), rtol=1e-6)
+
+
+def test_without_stats(problem):
+    logits, targets = problem
+    result = libxent.Plan(max_rows=24, vocab=103).forward(logits, targets, stats=None)
+    assert result.stats is None and result.divisor is None
+
+
+def test_outputs_of_the_caller(problem):
+    logits, targets = problem
+    plan = libxent.Plan(max_rows=24, vocab=103, ignore_index=-1, reduction="none", entropy=True, predicted=True)
+    want = plan.forward(logits, targets, lse=True, entropy=True, predicted=True, row_counts=True)
+    given = {
+        "loss": np.empty((4, 6), np.float32).T,
+        "stats": np.empty((24, 4), np.float32)[:, ::2],
+        "lse": np.empty((6, 4), np.float32),
+        "entropy": np.empty((6, 4), np.float32),
+        "predicted": np.empty((6, 4), np.int32),
+        "row_counts": np.empty(3, np.int32),
+    }
+    result = plan.forward(logits, targets, **given)
+    for name, array in given.items():
+        assert getattr(result, name) is array
+        assert np.array_equal(array, getattr(want, name)), name
+    grad = np.full((6, 4, 200), 7, np.float32)
+    got = plan.backward(logits, targets, result.stats, grad_logits=grad[..., 50:153])
+    assert np.array_equal(got, plan.backward(logits, targets, want.stats))
+    assert (grad[..., :50] == 7).all() and (grad[..., 153:] == 7).all()
+
+
+def test_overwrite(problem):
+    logits, targets = problem
+    plan = libxent.Plan(max_rows=24, vocab=103, ignore_index=-1, overwrite_logits=True)
+    want = plan.loss_and_grad(logits, targets, grad_logits=np.empty_like(logits)).grad
+    result = plan.forward(logits, targets)
+    assert plan.backward(logits, targets, result.stats, result.divisor) is logits
+    assert np.array_equal(logits, want)
+
+
+def test_overwrite_needs_its_option(problem):
+    logits, targets = problem
+    plan, before = libxent.Plan(max_rows=24, vocab=103, ignore_index=-1), logits.copy()
+    with pytest.raises(libxent.InvalidArgument):
+        plan.loss_and_grad(logits, targets, grad_logits=logits)
+    assert np.array_equal(logits, before)
+
+
+def test_denominator_with_backward(problem):
+    logits, targets = problem
+    want = reference.cross_entropy(logits, targets, ignore_index=-1, reduction="sum", denominator=5)
+    plan = libxent.Plan(max_rows=24, vocab=103, ignore_index=-1, reduction="sum")
+    result = plan.forward(logits, targets, denominator=5)
+    assert result.divisor == 5
+    reference.assert_scalar_close(result.loss, want.loss, want, "loss")
+    reference.assert_grad_close(plan.backward(logits, targets, result.stats, result.divisor), want)
+
+
+def test_info():
+    info = libxent.Plan(max_rows=1000, vocab=32768).info
+    assert info.backend == "cpu"
+    assert info.saved_bytes < 1000 * 32768 * 4 / 100
+    assert info.alignment & (info.alignment - 1) == 0
+    assert not info.graph_capture
+
+
+def test_devices_and_types_by_any_name():
+    for device in ("cpu", "cpu:0", (1, 0)):
+        libxent.Plan(max_rows=1, vocab=2, device=device)
+    for name in ("float64", np.float64, np.dtype("float64")):
+        libxent.Plan(max_rows=1, vocab=2, logits_dtype=name, target_dtype=np.int32)
+    torch = pytest.importorskip("torch")
+    libxent.Plan(max_rows=1, vocab=2, device=torch.device("cpu"), logits_dtype=torch.bfloat16, target_dtype=torch.int64)
+    jax = pytest.importorskip("jax")
+    libxent.Plan(max_rows=1, vocab=2, logits_dtype=jax.numpy.bfloat16)
+
+
+def test_closed_plan(problem):
+    plan = libxent.Plan(max_rows=24, vocab=103)
+    plan.close()
+    plan.close()
+    with pytest.raises(libxent.InvalidArgument, match="closed"):
+        plan.forward(*problem)
+
+
+def test_context_may_go_first(problem):
+    logits, targets = problem
+    context = libxent.Context(threads=1)
+    assert context.backends == ("cpu",)
+    plan = libxent.Plan(max_rows=24, vocab=103, ignore_index=-1, context=context)
+    del context
+    gc.collect()
+    got = plan.forward(logits, targets).loss
+    assert got == libxent.Plan(max_rows=24, vocab=103, ignore_index=-1).forward(logits, targets).loss
+
+
+def test_one_plan_on_many_threads(problem):
+    logits, targets = problem
+    plan = libxent.Plan(max_rows=24, vocab=103, ignore_index=-1)
+    want = plan.loss_and_grad(logits, targets)
+    wrong = []
+
+    def work():
+        for _ in range(50):
+            got = plan.loss_and_grad(logits, targets)
+            if got.loss != want.loss or not np.array_equal(got.grad, want.grad):
+                wrong.append(got)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    plan.close()  # threads that hold it finish; later calls are refused
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_functions_on_many_threads(rng):
+    wrong = []
+
+    def work(index):
+        local = np.random.default_rng(index)
+        for turn in range(30):
+            logits = local.standard_normal((1 + turn, 5 + index), np.float32)
+            targets = local.integers(0, 5 + index, 1 + turn)
+            want = reference.cross_entropy(logits, targets)
+            loss, grad = libxent.loss_and_grad(logits, targets)
+            try:
+                reference.assert_scalar_close(loss, want.loss, want, "loss")
+                reference.assert_grad_close(grad, want)
+            except AssertionError as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_plans_are_found_again(rng):
+    def run(rows, **options):
+        libxent.cross_entropy(np.zeros((rows, 97), np.float32), np.zeros(rows, int), **options)
+        return len(_functional._plans)
+
+    _functional._plans.clear()
+    assert run(1000) == 1
+    assert run(513) == 1 and run(1024) == 1
+    assert run(1025) == 2
+    assert run(1000, label_smoothing=0.1) == 3
+    assert run(1000, ignore_index=None) == 4
+    for rows in range(200):
+        run(1000, z_loss=rows * 1e-6)
+    assert len(_functional._plans) == _functional._CACHE_SIZE
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/statm")
+def test_nothing_leaks(problem):
+    logits, targets = problem
+    plan = libxent.Plan(max_rows=24, vocab=103)
+    arrays = [logits, targets]
+    for library in ("torch", "jax"):
+        try:
+            module = __import__(library)
+        except ImportError:
+            continue
+        if library == "torch":
+            arrays.append(module.from_numpy(logits))
+        else:
+            arrays.append(module.numpy.asarray(logits))
+
+    def once():
+        for x in (logits, *arrays[2:]):
+            libxent.loss_and_grad(x, targets)
+            plan.forward(x, targets)
+        libxent.Plan(max_rows=24, vocab=103, context=libxent.Context(threads=2)).forward(logits, targets)
+        with pytest.raises(libxent.InvalidArgument):
+            plan.forward(logits, targets[:2])
+
+    for _ in range(20):
+        once()
+    gc.collect()
+    references = [sys.getrefcount(array) for array in arrays]
+    before = resident_bytes()
+    for _ in range(300):
+        once()
+    gc.collect()
+    assert [sys.getrefcount(array) for array in arrays] == references
+    # A leaked gradient a turn would be 300 * 10 kB, for each library; a leaked pool of threads far more.
+    assert resident_bytes() - before < 2 * 2**20
+
+
+def test_after_fork(problem):
+    logits, targets = problem
+    want = libxent.cross_entropy(logits, targets)
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if libxent.cross_entropy(logits, targets) == want else 1)
+        except BaseException:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
