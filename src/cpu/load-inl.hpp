@@ -1,0 +1,188 @@
+// SPDX-FileCopyrightText: the libxent authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Blocks between memory and vectors. Every layout and element type becomes a packed block of acc in L1, so that the
+// arithmetic, and with it the bits, are those of a packed row at any address. Nothing outside the columns is touched:
+// the last, partial vector goes through a temporary.
+//
+// The 16-bit conversions use integer operations and exact additions alone: every instruction set rounds alike (to
+// nearest even; NaN becomes quiet).
+
+#if defined(XENT_CPU_LOAD_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef XENT_CPU_LOAD_INL_HPP
+#undef XENT_CPU_LOAD_INL_HPP
+#else
+#define XENT_CPU_LOAD_INL_HPP
+#endif
+
+#include <cstring>
+#include <type_traits>
+
+#include "cpu/kernels.hpp"
+#include "cpu/math-inl.hpp"
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace xent::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// The first `n` lanes are those at `from`, the others `fill`.
+template <class D, class A = hn::TFromD<D>>
+HWY_INLINE hn::Vec<D> LoadTail(D d, const A *from, size_t n, A fill) {
+  HWY_ALIGN A lanes[64];
+  hn::Store(hn::Set(d, fill), d, lanes);
+  std::memcpy(lanes, from, n * sizeof(A));
+  return hn::Load(d, lanes);
+}
+template <class D, class A = hn::TFromD<D>>
+HWY_INLINE void StoreTail(hn::Vec<D> v, D d, A *to, size_t n) {
+  HWY_ALIGN A lanes[64];
+  hn::Store(v, d, lanes);
+  std::memcpy(to, lanes, n * sizeof(A));
+}
+
+template <class DF, class VU, class D32 = hn::RebindToUnsigned<DF>>
+HWY_INLINE hn::Vec<DF> Widen(DF df, VU bits, BF16) {
+  const D32 du;
+  return hn::BitCast(df, hn::ShiftLeft<16>(hn::PromoteTo(du, bits)));
+}
+template <class DF, class VU, class D32 = hn::RebindToUnsigned<DF>>
+HWY_INLINE hn::Vec<DF> Widen(DF df, VU bits, F16) {
+  const D32 du;
+  const hn::RebindToSigned<DF> di;
+  const auto h = hn::PromoteTo(du, bits);
+  const auto sign = hn::ShiftLeft<16>(hn::And(h, hn::Set(du, 0x8000u)));
+  const auto mag = hn::And(h, hn::Set(du, 0x7FFFu));
+  const auto bias = hn::Set(du, 112u << 23);
+  auto normal = hn::Add(hn::ShiftLeft<13>(mag), bias);
+  const auto mag_i = hn::BitCast(di, mag);
+  const auto special = hn::BitCast(du, hn::VecFromMask(di, hn::Gt(mag_i, hn::Set(di, 0x7BFF))));
+  normal = hn::Add(normal, hn::And(special, bias));
+  // 0.5 + mag * 2^-24 is exact, and so is taking 0.5 away.
+  const auto half = hn::Set(df, 0.5f);
+  const auto subnormal = hn::Sub(hn::BitCast(df, hn::Or(mag, hn::BitCast(du, half))), half);
+  const auto is_subnormal = hn::RebindMask(df, hn::Lt(mag_i, hn::Set(di, 0x0400)));
+  const auto value = hn::IfThenElse(is_subnormal, subnormal, hn::BitCast(df, normal));
+  return hn::Or(value, hn::BitCast(df, sign));
+}
+
+template <class DF, class D32 = hn::RebindToUnsigned<DF>>
+HWY_INLINE hn::Vec<hn::Rebind<uint16_t, DF>> Narrow(DF df, hn::Vec<DF> v, BF16) {
+  const D32 du;
+  const hn::RebindToSigned<DF> di;
+  const auto bits = hn::BitCast(du, v);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFFu)));
+  const auto quiet = hn::Or(bits, hn::Set(du, 0x00400000u));
+  const auto number = hn::RebindMask(du, hn::Eq(v, v));
+  const auto out = hn::ShiftRight<16>(hn::IfThenElse(number, rounded, quiet));
+  (void)df;
+  return hn::DemoteTo(hn::Rebind<uint16_t, DF>(), hn::BitCast(di, out));
+}
+template <class DF, class D32 = hn::RebindToUnsigned<DF>>
+HWY_INLINE hn::Vec<hn::Rebind<uint16_t, DF>> Narrow(DF df, hn::Vec<DF> v, F16) {
+  const D32 du;
+  const hn::RebindToSigned<DF> di;
+  const auto bits = hn::BitCast(du, v);
+  const auto mag = hn::And(bits, hn::Set(du, 0x7FFFFFFFu));
+  const auto sign = hn::ShiftRight<16>(hn::Xor(bits, mag));
+  const auto mag_i = hn::BitCast(di, mag);
+  // 2^16 and more become infinity, whose pattern follows the largest number's.
+  const auto capped = hn::BitCast(du, hn::Min(mag_i, hn::Set(di, 0x47800000)));
+  const auto odd = hn::And(hn::ShiftRight<13>(capped), hn::Set(du, 1u));
+  const auto bias = hn::Set(du, 112u << 23);
+  const auto normal = hn::ShiftRight<13>(hn::Sub(hn::Add(capped, hn::Add(odd, hn::Set(du, 0x0FFFu))), bias));
+  // Below 2^-14: adding 0.5 rounds to multiples of 2^-24.
+  const auto half = hn::Set(df, 0.5f);
+  const auto subnormal = hn::Sub(hn::BitCast(du, hn::Add(hn::BitCast(df, mag), half)), hn::BitCast(du, half));
+  const auto is_subnormal = hn::RebindMask(du, hn::Lt(mag_i, hn::Set(di, 0x38800000)));
+  const auto number = hn::RebindMask(du, hn::Eq(v, v));
+  auto out = hn::IfThenElse(is_subnormal, subnormal, normal);
+  out = hn::IfThenElse(number, out, hn::Set(du, 0x7E00u));
+  return hn::DemoteTo(hn::Rebind<uint16_t, DF>(), hn::BitCast(di, hn::Or(out, sign)));
+}
+
+template <class T>
+void WidenBlock(const T *from, float *to, size_t n) {
+  const Tag<float> df;
+  const hn::Rebind<uint16_t, Tag<float>> du16;
+  const size_t lanes = hn::Lanes(df);
+  const uint16_t *bits = reinterpret_cast<const uint16_t *>(from);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) hn::StoreU(Widen(df, hn::LoadU(du16, bits + i), T{}), df, to + i);
+  if (i < n) StoreTail(Widen(df, LoadTail(du16, bits + i, n - i, uint16_t{0}), T{}), df, to + i, n - i);
+}
+template <class T>
+void NarrowBlock(const float *from, T *to, size_t n) {
+  const Tag<float> df;
+  const hn::Rebind<uint16_t, Tag<float>> du16;
+  const size_t lanes = hn::Lanes(df);
+  uint16_t *bits = reinterpret_cast<uint16_t *>(to);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) hn::StoreU(Narrow(df, hn::LoadU(df, from + i), T{}), du16, bits + i);
+  if (i < n) StoreTail(Narrow(df, LoadTail(df, from + i, n - i, 0.0f), T{}), du16, bits + i, n - i);
+}
+
+// Columns [begin, begin + n) of a row, packed, as acc: where they lie, or in `block`.
+template <class T>
+const Acc<T> *PackedBlock(const Span &span, int64_t begin, size_t n, Acc<T> *block) {
+  const T *from = static_cast<const T *>(span.row) + begin * span.stride;
+  HWY_ALIGN T packed[kBlock];
+  if (span.stride != 1) {
+    T *to = packed;
+    if constexpr (std::is_same_v<T, Acc<T>>) to = block;
+    for (size_t i = 0; i < n; ++i) to[i] = from[static_cast<int64_t>(i) * span.stride];
+    from = to;
+  }
+  if constexpr (std::is_same_v<T, Acc<T>>) {
+    return from;
+  } else {
+    WidenBlock(from, block, n);
+    return block;
+  }
+}
+
+// Past the caches, byte for byte; the ends that do not fill a vector go the usual way.
+HWY_INLINE void StreamBytes(const void *from, void *to, size_t bytes) {
+  const hn::CappedTag<uint8_t, 64> d;
+  const size_t lanes = hn::Lanes(d);
+  const uint8_t *src = static_cast<const uint8_t *>(from);
+  uint8_t *dst = static_cast<uint8_t *>(to);
+  const size_t head = (lanes - reinterpret_cast<uintptr_t>(dst) % lanes) % lanes;
+  if (head >= bytes) {
+    std::memcpy(dst, src, bytes);
+    return;
+  }
+  std::memcpy(dst, src, head);
+  size_t i = head;
+  for (; i + lanes <= bytes; i += lanes) hn::Stream(hn::LoadU(d, src + i), d, dst + i);
+  std::memcpy(dst + i, src + i, bytes - i);
+}
+
+// The inverse of PackedBlock; `block` may be where the columns lie.
+template <class O, class A>
+void StoreBlock(const A *block, const GradOut &out, int64_t begin, size_t n) {
+  O *to = static_cast<O *>(out.row) + begin * out.stride;
+  HWY_ALIGN O packed[kBlock];
+  const O *from;
+  if constexpr (std::is_same_v<O, A>) {
+    from = block;
+  } else {
+    O *narrow = out.stride == 1 && !out.stream ? to : packed;
+    NarrowBlock(block, narrow, n);
+    from = narrow;
+  }
+  if (out.stride != 1) {
+    for (size_t i = 0; i < n; ++i) to[static_cast<int64_t>(i) * out.stride] = from[i];
+  } else if (out.stream) {
+    StreamBytes(from, to, n * sizeof(O));
+  } else if (from != to) {
+    std::memcpy(to, from, n * sizeof(O));
+  }
+}
+
+}  // namespace xent::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,122 @@
+// SPDX-FileCopyrightText: the libxent authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Vector functions of the kernels: exp and tanh. Included once an instruction set, between HWY_BEFORE_NAMESPACE and
+// HWY_AFTER_NAMESPACE.
+//
+// exp(y) = 2^n (1 + p(r)), n = round(y / ln 2), r = y - n ln 2 in two steps of which the first is exact.
+//   float:  p = r + r^2 q(r), q of degree 4, minimax in the relative error of exp: 4.2e-9 with rounded coefficients.
+//   double: Taylor to r^13 / 13!, 4e-18.
+// Exhaustive against long double over all floats in [-87.3, 0]: see tests/cpu_math_test.cpp for the bar. NaN gives NaN,
+// anything below the normal range gives +0, -inf included. Arguments above 88 (709) are outside the domain.
+
+#if defined(XENT_CPU_MATH_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef XENT_CPU_MATH_INL_HPP
+#undef XENT_CPU_MATH_INL_HPP
+#else
+#define XENT_CPU_MATH_INL_HPP
+#endif
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace xent::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Lanes for the type, at most 64: four vectors never pass kBlock.
+template <class A>
+using Tag = hn::CappedTag<A, 64>;
+
+template <class A>
+struct ExpConst;
+template <>
+struct ExpConst<float> {
+  static constexpr float kLog2e = 1.44269504088896341f;
+  static constexpr float kLn2Hi = 0.693359375f;  // 9 bits: n * kLn2Hi is exact
+  static constexpr float kLn2Lo = -2.12194440054690583e-4f;
+  // 1.5 * 2^23 + 127: adding it rounds to an integer and leaves the biased exponent in the low bits.
+  static constexpr float kRound = 12583039.0f;
+  static constexpr float kLowest = -87.33f;
+  static constexpr int kMantissa = 23;
+};
+template <>
+struct ExpConst<double> {
+  static constexpr double kLog2e = 1.44269504088896340736;
+  static constexpr double kLn2Hi = 6.93145751953125e-1;
+  static constexpr double kLn2Lo = 1.42860682030941723212e-6;
+  static constexpr double kRound = 6755399441055744.0 + 1023.0;
+  static constexpr double kLowest = -708.39;
+  static constexpr int kMantissa = 52;
+};
+
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V ExpTail(D d, V r, float) {
+  V q = hn::Set(d, 0.0013814339181408286f);
+  q = hn::MulAdd(q, r, hn::Set(d, 0.008368851616978645f));
+  q = hn::MulAdd(q, r, hn::Set(d, 0.041668400168418884f));
+  q = hn::MulAdd(q, r, hn::Set(d, 0.1666651964187622f));
+  return hn::MulAdd(q, r, hn::Set(d, 0.4999999403953552f));
+}
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V ExpTail(D d, V r, double) {
+  V q = hn::Set(d, 1.0 / 6227020800.0);
+  q = hn::MulAdd(q, r, hn::Set(d, 1.0 / 479001600.0));
+  q = hn::MulAdd(q, r, hn::Set(d, 1.0 / 39916800.0));
+  q = hn::MulAdd(q, r, hn::Set(d, 1.0 / 3628800.0));
+  q = hn::MulAdd(q, r, hn::Set(d, 1.0 / 362880.0));
+  q = hn::MulAdd(q, r, hn::Set(d, 1.0 / 40320.0));
+  q = hn::MulAdd(q, r, hn::Set(d, 1.0 / 5040.0));
+  q = hn::MulAdd(q, r, hn::Set(d, 1.0 / 720.0));
+  q = hn::MulAdd(q, r, hn::Set(d, 1.0 / 120.0));
+  q = hn::MulAdd(q, r, hn::Set(d, 1.0 / 24.0));
+  q = hn::MulAdd(q, r, hn::Set(d, 1.0 / 6.0));
+  return hn::MulAdd(q, r, hn::Set(d, 0.5));
+}
+
+// power = 2^n and minus1 = exp(r) - 1.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE void ExpParts(D d, V y, V &power, V &minus1) {
+  using A = hn::TFromD<D>;
+  using C = ExpConst<A>;
+  const hn::RebindToSigned<D> di;
+  const V rounded = hn::MulAdd(y, hn::Set(d, C::kLog2e), hn::Set(d, C::kRound));
+  const V n = hn::Sub(rounded, hn::Set(d, C::kRound));
+  power = hn::BitCast(d, hn::ShiftLeft<C::kMantissa>(hn::BitCast(di, rounded)));
+  V r = hn::NegMulAdd(n, hn::Set(d, C::kLn2Hi), y);
+  r = hn::NegMulAdd(n, hn::Set(d, C::kLn2Lo), r);
+  minus1 = hn::MulAdd(hn::Mul(r, r), ExpTail(d, r, A{}), r);
+}
+
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Exp(D d, V y) {
+  V power, minus1;
+  ExpParts(d, y, power, minus1);
+  const V e = hn::MulAdd(power, minus1, power);
+  return hn::IfThenZeroElse(hn::Lt(y, hn::Set(d, ExpConst<hn::TFromD<D>>::kLowest)), e);
+}
+
+// z = softcap * tanh(ratio * x). With q = exp(-2|y|) and e = q - 1, tanh|y| = -e / (2 + e): e keeps its relative error
+// for small y because only the last addition forms it. *slope = 4q / (1 + q)^2, 0 where q is below the normal range.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Squash(D d, V x, V softcap, V ratio, V *slope) {
+  using C = ExpConst<hn::TFromD<D>>;
+  const V one = hn::Set(d, hn::TFromD<D>{1});
+  const V y = hn::Mul(x, ratio);
+  const V minus2y = hn::Mul(hn::Abs(y), hn::Set(d, hn::TFromD<D>{-2}));
+  V power, minus1;
+  ExpParts(d, minus2y, power, minus1);
+  const auto tiny = hn::Lt(minus2y, hn::Set(d, C::kLowest));
+  const V e = hn::IfThenElse(tiny, hn::Neg(one), hn::MulAdd(power, minus1, hn::Sub(power, one)));
+  if (slope != nullptr) {
+    const V q = hn::IfThenZeroElse(tiny, hn::MulAdd(power, minus1, power));
+    const V sum = hn::Add(one, q);
+    *slope = hn::Div(hn::Mul(hn::Set(d, hn::TFromD<D>{4}), q), hn::Mul(sum, sum));
+  }
+  const V tanh_abs = hn::Div(hn::Neg(e), hn::Add(hn::Set(d, hn::TFromD<D>{2}), e));
+  return hn::CopySign(hn::Mul(tanh_abs, softcap), x);
+}
+
+}  // namespace xent::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,78 @@
+// SPDX-FileCopyrightText: the libxent authors
+// SPDX-License-Identifier: Apache-2.0
+
+#include "cpu/plan.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "common/dtype.hpp"
+
+namespace xent::cpu {
+namespace {
+
+// Options are doubles of any size; acc must hold them, and neither infinity nor 0 may come of the conversion.
+template <class A>
+RowMath make_math(const xent_options &options) {
+  using Limits = std::numeric_limits<A>;
+  RowMath math = {};
+  const double largest = static_cast<double>(Limits::max());
+  const double scale = options.softcap != 0 ? 1.0 : options.logit_scale;
+  math.scale = std::clamp(scale, static_cast<double>(Limits::denorm_min()), largest);
+  // The difference of two logits can be twice the largest number; above this scale its exponential is 0 anyway.
+  math.half = math.scale < std::ldexp(1.0, Limits::min_exponent + 24) ? 0.5 : 1.0;
+  if (math.half != 1.0) math.scale = std::min(math.scale, largest / 2);
+  if (options.softcap != 0) {
+    math.softcap = std::min(options.softcap, largest);
+    math.cap_ratio =
+        std::clamp(options.logit_scale / options.softcap, static_cast<double>(Limits::min()), largest);
+  }
+  math.shift_unit = 1.0 / static_cast<double>(std::bit_ceil(2 * static_cast<uint64_t>(options.classes)));
+  math.smoothing = options.label_smoothing != 0;
+  math.entropy = options.entropy != 0;
+  math.predicted = options.predicted != 0;
+  return math;
+}
+
+}  // namespace
+
+int64_t cache_bytes() {
+  static const int64_t bytes = [] {
+    for (const int level : {_SC_LEVEL4_CACHE_SIZE, _SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE}) {
+      if (const long size = sysconf(level); size > 0) return static_cast<int64_t>(size);
+    }
+    return int64_t{32} << 20;
+  }();
+  return bytes;
+}
+
+Plan make_plan(const xent_options &options, int threads) {
+  Plan plan = {};
+  plan.options = &options;
+  plan.acc_is_double = is_f64(options.logits_dtype);
+  plan.math = plan.acc_is_double ? make_math<double>(options) : make_math<float>(options);
+  if (is_f64(options.logits_dtype)) {
+    plan.forward = forward_f64, plan.grad = grad_f64;
+  } else if (is_f16(options.logits_dtype)) {
+    plan.forward = forward_f16, plan.grad = grad_f16, plan.grad_f32 = grad_f16_f32;
+  } else if (is_bf16(options.logits_dtype)) {
+    plan.forward = forward_bf16, plan.grad = grad_bf16, plan.grad_f32 = grad_bf16_f32;
+  } else {
+    plan.forward = forward_f32, plan.grad = plan.grad_f32 = grad_f32;
+  }
+  plan.squash = plan.acc_is_double ? squash_f64 : squash_f32;
+  plan.slice = slice_columns(options.classes);
+  plan.slices = (options.classes + plan.slice - 1) / plan.slice;
+  if (options.reduction != XENT_REDUCTION_NONE) {
+    const size_t bytes = static_cast<size_t>(options.max_rows) * sizeof(double);
+    plan.losses_bytes = (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+  }
+  if (plan.slices > 1 && threads > 1) {
+    const int64_t most = (int64_t{1} << 20) / static_cast<int64_t>(sizeof(Partial)) - 1;
+    plan.partials = std::min(most, plan.slices * std::min<int64_t>(options.max_rows, int64_t{4} * threads));
+  }
+  return plan;
+}
+
+}  // namespace xent::cpu
