@@ -9,9 +9,7 @@
 
 #include "common/error.hpp"
 
-#ifndef XENT_WITHOUT_CPU_BACKEND
 extern "C" xent_status xent_cpu_plugin_entry_v1(const xent_host_api *host, xent_backend_api *out, xent_error *err);
-#endif
 
 namespace {
 
@@ -54,9 +52,7 @@ xent_status xent_context::create(const xent_context_desc &desc, xent_context **o
     void operator()(xent_context *ctx) const { ctx->release(); }
   };
   std::unique_ptr<xent_context, Release> ctx(new xent_context(desc));
-#ifndef XENT_WITHOUT_CPU_BACKEND
   if (const xent_status status = ctx->add_backend(function, xent_cpu_plugin_entry_v1, "built in", err)) return status;
-#endif
   *out = ctx.release();
   return XENT_OK;
 }
