@@ -4,9 +4,11 @@
 // The forward kernels: one read of the columns, one Partial out.
 //
 // A block of 1024 columns (in L1: where it lies when it is packed acc, else a converted copy) is passed over twice: its
-// maximum, then the sums against that maximum in four accumulators, which take at most 64 additions each before they
-// are combined. While the second pass computes, the next block is fetched. Columns enter accumulators by their position
-// in the block alone.
+// maximum, then the sums against that maximum in four accumulators. While the second pass computes, the next block is
+// fetched. Columns enter accumulators by their position in the block alone.
+//
+// An accumulator takes few additions before it is added, error-free, to the block's: where one logit dominates, its 1 is
+// in one lane, and the equal small terms of a flat tail would all be rounded the same way against it.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/forward.cpp"
@@ -21,8 +23,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 template <class A>
 inline constexpr A kLowest = std::numeric_limits<A>::lowest();
-template <class A>
-inline constexpr A kMinusInf = -std::numeric_limits<A>::infinity();
+constexpr size_t kSerial = 4;  // additions an accumulator
 
 // Max(value, so_far) may drop or keep a NaN: the sum sees it in any case.
 template <class A>
@@ -90,12 +91,28 @@ HWY_INLINE void Accumulate(D d, const SumConsts<hn::TFromD<D>> &c, V v, V &sum, 
   if constexpr (kEntropy) entropy = hn::Add(entropy, hn::IfThenZeroElse(hn::Eq(e, hn::Zero(d)), hn::Mul(u, e)));
 }
 
+// total + rest += s, without an error: what the addition loses goes to `rest`.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE double SumOf(D d, V a, V b, V c, V e) {
-  return static_cast<double>(hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(a, b), hn::Add(c, e)))));
+HWY_INLINE void AddExactly(D, V s, V &total, V &rest) {
+  const V sum = hn::Add(total, s);
+  const V virtual_s = hn::Sub(sum, total);
+  const V lost = hn::Add(hn::Sub(total, hn::Sub(sum, virtual_s)), hn::Sub(s, virtual_s));
+  total = sum;
+  rest = hn::Add(rest, lost);
 }
 
-// `ahead`, `ahead_bytes`: the next block, `step` of its bytes a vector.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE double SumOf(D d, V total, V rest) {
+  HWY_ALIGN hn::TFromD<D> totals[64], rests[64];
+  hn::Store(total, d, totals);
+  // An infinite total has no rest.
+  hn::Store(hn::IfThenElseZero(hn::Eq(rest, rest), rest), d, rests);
+  double sum = 0, low = 0;
+  for (size_t i = 0; i < hn::Lanes(d); ++i) sum += totals[i], low += rests[i];
+  return sum + low;
+}
+
+// `ahead`, `ahead_bytes`: the next block, of `width` bytes a column.
 template <class A, bool kShift, bool kEntropy>
 void BlockSums(const RowMath &math, const A *v, size_t n, A max, const char *ahead, size_t ahead_bytes, size_t width,
                Partial *out) {
@@ -104,18 +121,16 @@ void BlockSums(const RowMath &math, const A *v, size_t n, A max, const char *ahe
   const size_t lanes = hn::Lanes(d);
   const SumConsts<A> c(math, max);
   const V zero = hn::Zero(d);
-  double sum[4] = {}, shift[4] = {}, entropy[4] = {};
-  // One piece where a vector holds 4 lanes or more; no more than four.
-  const size_t piece = 256 * lanes;
-  int pieces = 0;
-  for (size_t begin = 0; begin < n; begin += piece, ++pieces) {
+  V sum = zero, shift = zero, entropy = zero, sum_rest = zero, shift_rest = zero, entropy_rest = zero;
+  const size_t piece = 4 * kSerial * lanes;
+  for (size_t begin = 0; begin < n; begin += piece) {
     const size_t end = n - begin < piece ? n : begin + piece;
+    for (size_t b = begin * width; b < end * width && b < ahead_bytes; b += 64) hwy::Prefetch(ahead + b);
     V s0 = zero, s1 = zero, s2 = zero, s3 = zero;
     V h0 = zero, h1 = zero, h2 = zero, h3 = zero;
     V e0 = zero, e1 = zero, e2 = zero, e3 = zero;
     size_t i = begin;
     for (; i + 4 * lanes <= end; i += 4 * lanes) {
-      for (size_t b = i * width; b < (i + 4 * lanes) * width && b < ahead_bytes; b += 64) hwy::Prefetch(ahead + b);
       Accumulate<Tag<A>, kShift, kEntropy>(d, c, hn::LoadU(d, v + i), s0, h0, e0);
       Accumulate<Tag<A>, kShift, kEntropy>(d, c, hn::LoadU(d, v + i + lanes), s1, h1, e1);
       Accumulate<Tag<A>, kShift, kEntropy>(d, c, hn::LoadU(d, v + i + 2 * lanes), s2, h2, e2);
@@ -132,13 +147,13 @@ void BlockSums(const RowMath &math, const A *v, size_t n, A max, const char *ahe
       h1 = hn::Add(h1, hn::IfThenElseZero(in_row, h));
       e1 = hn::Add(e1, hn::IfThenElseZero(in_row, e));
     }
-    sum[pieces] = SumOf(d, s0, s1, s2, s3);
-    if constexpr (kShift) shift[pieces] = SumOf(d, h0, h1, h2, h3);
-    if constexpr (kEntropy) entropy[pieces] = SumOf(d, e0, e1, e2, e3);
+    AddExactly(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3)), sum, sum_rest);
+    if constexpr (kShift) AddExactly(d, hn::Add(hn::Add(h0, h1), hn::Add(h2, h3)), shift, shift_rest);
+    if constexpr (kEntropy) AddExactly(d, hn::Add(hn::Add(e0, e1), hn::Add(e2, e3)), entropy, entropy_rest);
   }
-  out->sum = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-  out->shift = (shift[0] + shift[1]) + (shift[2] + shift[3]);
-  out->entropy = (entropy[0] + entropy[1]) + (entropy[2] + entropy[3]);
+  out->sum = SumOf(d, sum, sum_rest);
+  if constexpr (kShift) out->shift = SumOf(d, shift, shift_rest);
+  if constexpr (kEntropy) out->entropy = SumOf(d, entropy, entropy_rest);
 }
 
 template <class T, class A = Acc<T>>
