@@ -1,0 +1,22 @@
+// SPDX-FileCopyrightText: the libxent authors
+// SPDX-License-Identifier: Apache-2.0
+
+// The compiled kernels of one logits type, by the features they carry.
+#pragma once
+
+namespace xent::cuda {
+
+// Feature sets that are compiled; a plan takes the first that has all it needs.
+inline constexpr int kFeatureSets = 5;
+
+struct KernelTable {
+  const void *rows[kFeatureSets];
+  const void *rows_and_gradient[kFeatureSets];
+  const void *slices[kFeatureSets];
+  const void *combine[kFeatureSets];
+  const void *backward[2][2];  // [softcap][float32 gradient]
+};
+
+extern const KernelTable kKernelsF32, kKernelsF16, kKernelsBf16;
+
+}  // namespace xent::cuda

@@ -1,0 +1,321 @@
+// SPDX-FileCopyrightText: the libxent authors
+// SPDX-License-Identifier: Apache-2.0
+
+#include "plan.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "common/dtype.hpp"
+#include "device.cuh"
+#include "kernel_table.cuh"
+#include "reduce.cuh"
+
+namespace xent::cuda {
+namespace {
+
+constexpr size_t kAlignment = 256;
+
+size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+Element element_of(const DLDataType &type) {
+  if (is_f16(type)) return Element::f16;
+  if (is_bf16(type)) return Element::bf16;
+  if (is_f64(type)) return Element::f64;
+  if (is_i32(type)) return Element::i32;
+  if (is_i64(type)) return Element::i64;
+  if (is_u8(type) || is_bool(type)) return Element::u8;
+  return Element::f32;
+}
+
+Tensor tensor_of(const xent_view &view) {
+  Tensor tensor = {};
+  tensor.data = view.data;
+  tensor.type = element_of(view.dtype);
+  tensor.rank = view.rank;
+  std::copy_n(view.shape, view.rank, tensor.shape);
+  std::copy_n(view.stride, view.rank, tensor.stride);
+  tensor.col_stride = view.col_stride;
+  return tensor;
+}
+
+Constants constants_of(const xent_options &o) {
+  Constants c = {};
+  const bool capped = o.softcap != 0.0;
+  const double unit = capped ? 1.0 : o.logit_scale;
+  // Kept normal and finite: 0 * inf and inf * 0 would turn a -inf logit or a gap of 0 into NaN.
+  const auto normal = [](double x) {
+    return static_cast<float>(std::clamp(x, static_cast<double>(FLT_MIN), static_cast<double>(FLT_MAX)));
+  };
+  c.unit = normal(unit);
+  c.exponent = normal(unit * 1.4426950408889634074);
+  c.sum_scale = static_cast<float>(std::exp2(-std::ceil(std::log2(static_cast<double>(o.classes)))));
+  c.mean_scale = static_cast<float>(unit / (static_cast<double>(o.classes) * c.sum_scale));
+  c.softcap = static_cast<float>(o.softcap);
+  c.softcap_in = capped ? normal(o.logit_scale / o.softcap) : 0.0f;
+  c.chain = static_cast<float>(o.logit_scale);
+  c.smoothing = static_cast<float>(o.label_smoothing);
+  c.one_minus_smoothing = static_cast<float>(1.0 - o.label_smoothing);
+  c.smoothing_per_class = static_cast<float>(o.label_smoothing / static_cast<double>(o.classes));
+  c.z_loss = static_cast<float>(o.z_loss);
+  return c;
+}
+
+struct FeatureSet {
+  unsigned features;
+  int words;
+};
+
+constexpr FeatureSet kSets[kFeatureSets] = {{kPlain, kPartialWords<kPlain>},
+                                            {kSum, kPartialWords<kSum>},
+                                            {kAll, kPartialWords<kAll>},
+                                            {kSoftcap, kPartialWords<kSoftcap>},
+                                            {kSoftcap | kAll, kPartialWords<kSoftcap | kAll>}};
+
+int feature_set_of(const xent_options &o) {
+  const unsigned needed = (o.label_smoothing != 0.0 ? kSum : 0u) | (o.entropy ? kEntropy : 0u) |
+                          (o.predicted ? kArgmax : 0u) | (o.softcap != 0.0 ? kSoftcap : 0u);
+  int set = 0;
+  while ((kSets[set].features & needed) != needed || ((kSets[set].features ^ needed) & kSoftcap) != 0) ++set;
+  return set;
+}
+
+// A grid-stride kernel takes what does not fit.
+unsigned grid_of(int64_t blocks) { return static_cast<unsigned>(std::min<int64_t>(blocks, INT32_MAX)); }
+
+xent_status launch(const void *kernel, int64_t blocks, int threads, size_t shared, void **args, void *stream,
+                   const char *what, xent_error *err) {
+  const cudaError_t code = cudaLaunchKernel(kernel, dim3(grid_of(blocks)), dim3(static_cast<unsigned>(threads)), args,
+                                            shared, static_cast<cudaStream_t>(stream));
+  return code == cudaSuccess ? XENT_OK : device_error(err, code, what);
+}
+
+}  // namespace
+
+xent_status Plan::create(const Driver &driver, const xent_options &options, Plan **out, xent_plan_info *info,
+                         xent_error *err) {
+  Plan *plan = new Plan(driver, options);
+  const xent_status status = plan->load(err);
+  if (status != XENT_OK) {
+    delete plan;
+    return status;
+  }
+  info->forward_workspace_bytes = plan->forward_space_.bytes;
+  info->backward_workspace_bytes = 0;
+  info->loss_and_grad_workspace_bytes = plan->one_pass_space_.bytes;
+  info->saved_bytes = static_cast<size_t>(options.max_rows) * 2 * sizeof(float) +
+                      (options.reduction == XENT_REDUCTION_NONE ? 0 : sizeof(float));
+  info->alignment = kAlignment;
+  info->capabilities = XENT_CAP_GRAPH_CAPTURE | XENT_CAP_ONE_PASS;
+  *out = plan;
+  return XENT_OK;
+}
+
+Plan::~Plan() {
+  if (context_ != nullptr) driver_.primary_release(options_.device.device_id);
+}
+
+xent_status Plan::load(xent_error *err) {
+  CUcontext context = nullptr;
+  const CUresult retained = driver_.primary_retain(&context, options_.device.device_id);
+  if (retained != CUDA_SUCCESS) {
+    return fail_native(err, XENT_DEVICE_ERROR, static_cast<int32_t>(retained),
+                       "cuda: no context on device %d (CUresult %d)", options_.device.device_id,
+                       static_cast<int>(retained));
+  }
+  context_ = context;
+  const CurrentContext current(driver_, context);
+  if (const xent_status status = current.check(err); status != XENT_OK) return status;
+  int l2_bytes = 0;
+  cudaError_t code = cudaDeviceGetAttribute(&processors_, cudaDevAttrMultiProcessorCount, options_.device.device_id);
+  if (code == cudaSuccess) code = cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, options_.device.device_id);
+  if (code != cudaSuccess) return device_error(err, code, "device attributes");
+
+  const DLDataType &type = options_.logits_dtype;
+  kernels_ = is_f32(type) ? &kKernelsF32 : is_f16(type) ? &kKernelsF16 : &kKernelsBf16;
+  feature_set_ = feature_set_of(options_);
+  partial_words_ = kSets[feature_set_].words;
+  lanes_ = static_cast<int>(16 / element_size(type));
+  const int64_t vectors = ceil_div(options_.classes, lanes_);
+  forward_shape_ = forward_shape(vectors);
+  one_pass_shape_ = one_pass_shape(vectors);
+
+  // Few rows: slices on many SMs. Not so many that the partials take more than the workspace may, and for the
+  // gradient not so many that the logits leave L2 before they are read again.
+  const auto split_rows = [&](const RowShape &shape, int64_t rows) {
+    if (shape.slices == 1) return int64_t{0};
+    if (shape.slices > kMaxSlicesPerBlock) return options_.max_rows;
+    return std::min(rows, options_.max_rows);
+  };
+  const int64_t row_bytes = options_.vocab * static_cast<int64_t>(element_size(type));
+  forward_split_rows_ = split_rows(forward_shape_, int64_t{4} * processors_);
+  one_pass_split_rows_ = split_rows(one_pass_shape_, std::min<int64_t>(processors_, l2_bytes / 2 / row_bytes));
+  forward_space_ = workspace(forward_shape_, forward_split_rows_, false);
+  one_pass_space_ = workspace(one_pass_shape_, one_pass_split_rows_, true);
+
+  // A kernel that was never asked for is loaded at its first launch, which a stream capture would refuse.
+  const int capped = options_.softcap != 0.0 ? 1 : 0;
+  const void *used[] = {kernels_->rows[feature_set_],
+                        kernels_->rows_and_gradient[feature_set_],
+                        kernels_->slices[feature_set_],
+                        kernels_->combine[feature_set_],
+                        kernels_->backward[capped][0],
+                        kernels_->backward[capped][1],
+                        address(reduce_rows_kernel),
+                        address(reduce_chunks_kernel)};
+  for (const void *kernel : used) {
+    cudaFuncAttributes attributes;
+    code = cudaFuncGetAttributes(&attributes, kernel);
+    if (code != cudaSuccess) return device_error(err, code, "loading a kernel");
+  }
+  return XENT_OK;
+}
+
+Plan::Workspace Plan::workspace(const RowShape &shape, int64_t split_rows, bool gradient) const {
+  Workspace space;
+  const auto reserve = [&](size_t bytes) {
+    const size_t at = space.bytes;
+    space.bytes += aligned(bytes);
+    return at;
+  };
+  const size_t rows = static_cast<size_t>(options_.max_rows);
+  if (options_.reduction != XENT_REDUCTION_NONE) space.row_loss = reserve(rows * sizeof(float));
+  space.chunks = reserve(static_cast<size_t>(ceil_div(options_.max_rows, kRowsPerChunk)) * sizeof(RowSums));
+  if (gradient) {
+    space.divisor = reserve(sizeof(float));
+    space.stats = reserve(static_cast<size_t>(split_rows) * 2 * sizeof(float));
+  }
+  space.partials = reserve(static_cast<size_t>(split_rows) * static_cast<size_t>(shape.slices) *
+                           static_cast<size_t>(partial_words_) * sizeof(float));
+  return space;
+}
+
+Params Plan::params(const xent_problem &problem, const RowShape &shape, const Workspace &space) const {
+  Params p = {};
+  p.math = constants_of(options_);
+  p.geometry = {shape.threads, shape.vectors, shape.slices};
+  p.rows = problem.rows;
+  p.classes = options_.classes;
+  p.vocab = options_.vocab;
+  p.ignore_index = options_.ignore_index;
+  p.has_ignore_index = options_.has_ignore_index;
+  p.reduction = options_.reduction;
+  p.empty_mean_is_nan = options_.empty_mean_is_nan;
+  p.scalar_grad = problem.grad_loss.rank == 0;
+  p.logits = tensor_of(problem.logits);
+  p.targets = tensor_of(problem.targets);
+  p.mask = tensor_of(problem.mask);
+  p.row_weights = tensor_of(problem.row_weights);
+  p.denominator = tensor_of(problem.denominator);
+  p.loss = tensor_of(problem.loss);
+  p.stats = tensor_of(problem.stats);
+  p.divisor = tensor_of(problem.divisor);
+  p.lse = tensor_of(problem.lse);
+  p.entropy = tensor_of(problem.entropy);
+  p.predicted = tensor_of(problem.predicted);
+  p.row_counts = tensor_of(problem.row_counts);
+  p.grad_loss = tensor_of(problem.grad_loss);
+  p.grad_logits = tensor_of(problem.grad_logits);
+  char *workspace = static_cast<char *>(problem.workspace);
+  if (workspace != nullptr) {
+    if (options_.reduction != XENT_REDUCTION_NONE) p.row_loss = reinterpret_cast<float *>(workspace + space.row_loss);
+    p.chunks = workspace + space.chunks;
+    p.slice_partials = reinterpret_cast<float *>(workspace + space.partials);
+  }
+  return p;
+}
+
+// Everything that forward writes for each row.
+xent_status Plan::sweep(const Params &params, const RowShape &shape, int64_t split_rows, void *stream,
+                        xent_error *err) const {
+  Params p = params;
+  void *args[] = {&p};
+  const size_t partial_bytes = static_cast<size_t>(partial_words_) * sizeof(float);
+  const size_t warps = static_cast<size_t>(shape.threads) / 32;
+  if (shape.slices > 1 && p.rows <= split_rows) {
+    const xent_status status = launch(kernels_->slices[feature_set_], p.rows * shape.slices, shape.threads,
+                                      warps * partial_bytes, args, stream, "slices kernel", err);
+    if (status != XENT_OK) return status;
+    return launch(kernels_->combine[feature_set_], ceil_div(p.rows, 4), 128, 0, args, stream, "combine kernel", err);
+  }
+  const int block = std::max(shape.threads, 128);
+  const size_t shared = static_cast<size_t>(shape.slices) * (warps + 1) * partial_bytes;
+  const void *kernel = p.grad_logits.data != nullptr ? kernels_->rows_and_gradient[feature_set_]
+                                                     : kernels_->rows[feature_set_];
+  return launch(kernel, ceil_div(p.rows, block / shape.threads), block, shared, args, stream, "rows kernel", err);
+}
+
+xent_status Plan::gradient(const Params &params, void *stream, xent_error *err) const {
+  Params p = params;
+  const bool wide = lanes_ == 8 && p.grad_logits.type == Element::f32;
+  const void *kernel = kernels_->backward[options_.softcap != 0.0 ? 1 : 0][wide ? 1 : 0];
+  const int64_t vectors = ceil_div(options_.vocab + lanes_ - 1, lanes_);  // a misaligned row begins inside a vector
+  int width = 8;
+  while (width < kBackwardThreads && width * kDepth < vectors) width *= 2;
+  int stretches = static_cast<int>(ceil_div(vectors, int64_t{width} * kDepth));
+  void *args[] = {&p, &stretches, &width};
+  return launch(kernel, ceil_div(p.rows * stretches, kBackwardThreads / width), kBackwardThreads, 0, args, stream,
+                "backward kernel", err);
+}
+
+xent_status Plan::reduce(const Params &params, int what, void *stream, xent_error *err) const {
+  Params p = params;
+  int64_t chunks = std::max<int64_t>(1, ceil_div(p.rows, kRowsPerChunk));
+  void *args[] = {&p, &what};
+  const xent_status status =
+      launch(address(reduce_rows_kernel), chunks, kReduceThreads, 0, args, stream, "row sums kernel", err);
+  if (status != XENT_OK || chunks == 1) return status;
+  void *chunk_args[] = {&p, &what, &chunks};
+  return launch(address(reduce_chunks_kernel), 1, kReduceThreads, 0, chunk_args, stream, "chunk sums kernel", err);
+}
+
+xent_status Plan::forward(const xent_problem &problem, xent_error *err) const {
+  const CurrentContext current(driver_, static_cast<CUcontext>(context_));
+  xent_status status = current.check(err);
+  if (status != XENT_OK) return status;
+  Params p = params(problem, forward_shape_, forward_space_);
+  p.grad_logits.data = nullptr;
+  if (p.rows > 0) status = sweep(p, forward_shape_, forward_split_rows_, problem.stream, err);
+  int what = p.row_counts.data != nullptr ? kReduceCounts : 0;
+  if (p.reduction != XENT_REDUCTION_NONE) what |= kReduceLoss | kReduceDivisor;
+  if (p.reduction == XENT_REDUCTION_MEAN && p.denominator.data == nullptr) what |= kReduceWeights;
+  if (status == XENT_OK && what != 0) status = reduce(p, what, problem.stream, err);
+  return status;
+}
+
+xent_status Plan::backward(const xent_problem &problem, xent_error *err) const {
+  if (problem.rows == 0) return XENT_OK;
+  const CurrentContext current(driver_, static_cast<CUcontext>(context_));
+  const xent_status status = current.check(err);
+  if (status != XENT_OK) return status;
+  return gradient(params(problem, forward_shape_, {}), problem.stream, err);
+}
+
+xent_status Plan::loss_and_grad(const xent_problem &problem, xent_error *err) const {
+  const CurrentContext current(driver_, static_cast<CUcontext>(context_));
+  xent_status status = current.check(err);
+  if (status != XENT_OK) return status;
+  Params p = params(problem, one_pass_shape_, one_pass_space_);
+  char *workspace = static_cast<char *>(problem.workspace);
+  const bool own_divisor = p.reduction == XENT_REDUCTION_MEAN && p.denominator.data == nullptr;
+  if (own_divisor) {
+    p.own_divisor = reinterpret_cast<float *>(workspace + one_pass_space_.divisor);
+    status = reduce(p, kReduceWeights | kReduceDivisor, problem.stream, err);
+    if (status != XENT_OK) return status;
+  }
+  if (p.rows > 0) {
+    const bool split = one_pass_shape_.slices > 1 && p.rows <= one_pass_split_rows_;
+    if (split && p.stats.data == nullptr) {
+      p.stats = Tensor{workspace + one_pass_space_.stats, Element::f32, 1, {p.rows}, {2}, 1};
+    }
+    status = sweep(p, one_pass_shape_, one_pass_split_rows_, problem.stream, err);
+    if (status == XENT_OK && split) status = gradient(p, problem.stream, err);
+  }
+  int what = p.row_counts.data != nullptr ? kReduceCounts : 0;
+  if (p.reduction != XENT_REDUCTION_NONE) what |= kReduceLoss | (own_divisor ? 0 : kReduceDivisor);
+  if (status == XENT_OK && what != 0) status = reduce(p, what, problem.stream, err);
+  return status;
+}
+
+}  // namespace xent::cuda

@@ -1,0 +1,114 @@
+// SPDX-FileCopyrightText: the libxent authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Sums over rows: the loss, the divisor and the row counts. A thread adds fixed rows in double, a block adds its
+// threads as a tree, and where there are more rows than one block takes, a second kernel adds the blocks. The order
+// depends on the number of rows alone. Bytes: 4 a row of losses, the targets, and mask and weights where they are given.
+#pragma once
+
+#include "rows.cuh"
+
+namespace xent::cuda {
+
+struct RowSums {
+  double loss;
+  double weight;
+  int64_t counted;
+  int64_t ignored;
+  int64_t out_of_range;
+};
+
+inline constexpr int kReduceThreads = 512;
+inline constexpr int64_t kRowsPerChunk = 8192;
+
+enum ReduceWhat : int {
+  kReduceLoss = 1,     // row_loss -> loss
+  kReduceWeights = 2,  // weights of the rows -> the divisor of MEAN
+  kReduceCounts = 4,   // -> row_counts
+  kReduceDivisor = 8,  // write what was divided by to p.divisor and p.own_divisor
+};
+
+__device__ __forceinline__ RowSums add(const RowSums &a, const RowSums &b) {
+  return {a.loss + b.loss, a.weight + b.weight, a.counted + b.counted, a.ignored + b.ignored,
+          a.out_of_range + b.out_of_range};
+}
+
+// Thread 0 gets the sum over the block.
+__device__ __forceinline__ RowSums block_sum(RowSums sums) {
+  __shared__ RowSums shared[kReduceThreads];
+  shared[threadIdx.x] = sums;
+  __syncthreads();
+  for (int width = kReduceThreads / 2; width > 0; width /= 2) {
+    if (static_cast<int>(threadIdx.x) < width) {
+      shared[threadIdx.x] = add(shared[threadIdx.x], shared[threadIdx.x + width]);
+    }
+    __syncthreads();
+  }
+  return shared[0];
+}
+
+__device__ __forceinline__ void finish_sums(const Params &p, int what, const RowSums &sums) {
+  // Where loss_and_grad has computed the divisor before its gradient, the same value serves the loss.
+  const bool mean = p.reduction == XENT_REDUCTION_MEAN;
+  double divisor = 1.0;
+  const bool divided = mean || p.denominator.data != nullptr;
+  if (p.denominator.data != nullptr) {
+    divisor = static_cast<double>(read_float(p.denominator, 0));
+  } else if (mean) {
+    divisor = (what & kReduceWeights) != 0 ? static_cast<double>(static_cast<float>(sums.weight))
+                                           : static_cast<double>(*p.own_divisor);
+  }
+  if ((what & kReduceDivisor) != 0 && divided) {
+    if (p.own_divisor != nullptr) *p.own_divisor = static_cast<float>(divisor);
+    if (p.divisor.data != nullptr) *static_cast<float *>(p.divisor.data) = static_cast<float>(divisor);
+  }
+  if ((what & kReduceLoss) != 0) {
+    double loss = sums.loss;
+    if (divided) loss = divisor == 0.0 ? 0.0 : loss / divisor;
+    if (mean && p.empty_mean_is_nan && p.denominator.data == nullptr && sums.counted + sums.out_of_range == 0) {
+      loss = NAN;
+    }
+    *static_cast<float *>(p.loss.data) = static_cast<float>(loss);
+  }
+  if ((what & kReduceCounts) != 0) {
+    const int64_t stride = p.row_counts.col_stride;
+    write_int(p.row_counts, 0, sums.counted);
+    write_int(p.row_counts, stride, sums.ignored);
+    write_int(p.row_counts, 2 * stride, sums.out_of_range);
+  }
+}
+
+__global__ void __launch_bounds__(kReduceThreads) reduce_rows_kernel(const __grid_constant__ Params p, int what) {
+  RowSums sums = {};
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kRowsPerChunk;
+  const int64_t end = begin + kRowsPerChunk < p.rows ? begin + kRowsPerChunk : p.rows;
+  for (int64_t row = begin + threadIdx.x; row < end; row += kReduceThreads) {
+    const RowKind kind = read_target(p, row).kind;
+    if (kind == RowKind::ignored) {
+      ++sums.ignored;
+      continue;
+    }
+    ++(kind == RowKind::counted ? sums.counted : sums.out_of_range);
+    if ((what & kReduceLoss) != 0) sums.loss += static_cast<double>(p.row_loss[row]);
+    if ((what & kReduceWeights) != 0) sums.weight += static_cast<double>(read_weight(p, row));
+  }
+  sums = block_sum(sums);
+  if (threadIdx.x != 0) return;
+  if (gridDim.x == 1) {
+    finish_sums(p, what, sums);
+  } else {
+    static_cast<RowSums *>(p.chunks)[blockIdx.x] = sums;
+  }
+}
+
+__global__ void __launch_bounds__(kReduceThreads) reduce_chunks_kernel(const __grid_constant__ Params p, int what,
+                                                                       int64_t chunks) {
+  RowSums sums = {};
+  for (int64_t chunk = threadIdx.x; chunk < chunks; chunk += kReduceThreads) {
+    sums = add(sums, static_cast<const RowSums *>(p.chunks)[chunk]);
+  }
+  sums = block_sum(sums);
+  if (threadIdx.x == 0) finish_sums(p, what, sums);
+}
+
+}  // namespace xent::cuda

@@ -1,0 +1,109 @@
+// SPDX-FileCopyrightText: the libxent authors
+// SPDX-License-Identifier: Apache-2.0
+
+// From a row's partial to its outputs, and from its statistics to the coefficients of its gradient.
+#pragma once
+
+#include "params.cuh"
+
+namespace xent::cuda {
+
+// Outputs of a row that is ignored.
+__device__ __forceinline__ void write_ignored(const Params &p, int64_t row) {
+  if (p.row_loss != nullptr) p.row_loss[row] = 0.0f;
+  if (p.reduction == XENT_REDUCTION_NONE) write_row(p.loss, row, 0.0f);
+  if (p.stats.data != nullptr) {
+    float *stats = p.stats.row<float>(row);
+    stats[0] = 0.0f;
+    stats[p.stats.col_stride] = 1.0f;
+  }
+  write_row(p.lse, row, 0.0f);
+  write_row(p.entropy, row, 0.0f);
+  if (p.predicted.data != nullptr) write_int(p.predicted, p.predicted.offset(row), -1);
+}
+
+struct RowStats {
+  float m;
+  float d;
+};
+
+// `target_value` is v at the target, or anything where the row is out of range.
+template <unsigned F>
+__device__ __forceinline__ RowStats write_counted(const Params &p, int64_t row, RowKind kind, float target_value,
+                                                  const Partial &part) {
+  const Constants &c = p.math;
+  const RowStats stats = {part.m, part.d == 0.0f ? NAN : part.d};  // d = 0: every logit is -inf
+  const float log_d = logf(stats.d);
+  const float lse = fmaf(c.unit, stats.m, log_d);
+  float loss = NAN;
+  if (kind == RowKind::counted) {
+    // A term whose coefficient is 0 is not evaluated: it may be infinite.
+    loss = 0.0f;
+    if (c.one_minus_smoothing != 0.0f) {
+      loss = c.one_minus_smoothing * fmaf(c.unit, stats.m - target_value, log_d);
+    }
+    if constexpr ((F & kSum) != 0) {
+      if (c.smoothing != 0.0f) loss = fmaf(c.smoothing, log_d - part.s * c.mean_scale, loss);
+    }
+    if (c.z_loss != 0.0f) loss = fmaf(c.z_loss * lse, lse, loss);
+    // The terms left out may have been the only ones to carry a NaN of the row.
+    if (isnan(stats.d)) loss = NAN;
+    loss = read_weight(p, row) * loss;
+  }
+  if (p.row_loss != nullptr) p.row_loss[row] = loss;
+  if (p.reduction == XENT_REDUCTION_NONE) write_row(p.loss, row, loss);
+  if (p.stats.data != nullptr) {
+    float *out = p.stats.row<float>(row);
+    out[0] = stats.m;
+    out[p.stats.col_stride] = stats.d;
+  }
+  write_row(p.lse, row, isnan(stats.d) ? NAN : lse);
+  if constexpr ((F & kEntropy) != 0) {
+    write_row(p.entropy, row, fmaf(-kLn2, part.e / stats.d, log_d));
+  }
+  if constexpr ((F & kArgmax) != 0) {
+    if (p.predicted.data != nullptr) write_int(p.predicted, p.predicted.offset(row), isnan(stats.d) ? -1 : part.i);
+  }
+  return stats;
+}
+
+// dx_i = factor_i * (2^((v_i - m) * exponent) * scale + shift), `shift_target` in place of `shift` at the target;
+// factor_i is 1, or 1 - tanh^2 with softcap.
+struct GradRow {
+  bool zero;  // the whole row is exactly 0
+  float m;
+  float scale;
+  float shift;
+  float shift_target;
+  int64_t target;
+};
+
+// What the loss was divided by; 1 where by nothing. `divisor` is a tensor that forward or the caller has filled.
+__device__ __forceinline__ float read_divisor(const Params &p) {
+  if (p.own_divisor != nullptr) return *p.own_divisor;
+  if (p.denominator.data != nullptr) return read_float(p.denominator, 0);
+  if (p.divisor.data != nullptr) return read_float(p.divisor, 0);
+  return 1.0f;
+}
+
+__device__ __forceinline__ GradRow grad_row(const Params &p, int64_t row, const RowTarget &target, const RowStats &stats) {
+  const Constants &c = p.math;
+  GradRow grad = {};
+  grad.zero = target.kind != RowKind::counted;
+  grad.target = target.target;
+  if (grad.zero) return grad;
+  float upstream = 1.0f;
+  if (p.grad_loss.data != nullptr) upstream = read_float(p.grad_loss, p.scalar_grad ? 0 : p.grad_loss.offset(row));
+  const float divisor = read_divisor(p);
+  grad.zero = divisor == 0.0f;
+  const float f = upstream / divisor * read_weight(p, row) * c.chain;
+  const float lse = fmaf(c.unit, stats.m, logf(stats.d));
+  const float peak = c.z_loss != 0.0f ? fmaf(2.0f * c.z_loss, lse, 1.0f) : 1.0f;
+  grad.m = stats.m;
+  grad.scale = f * peak / stats.d;
+  grad.shift = c.smoothing_per_class != 0.0f ? -(f * c.smoothing_per_class) : 0.0f;
+  grad.shift_target = c.one_minus_smoothing != 0.0f ? grad.shift - f * c.one_minus_smoothing : grad.shift;
+  return grad;
+}
+
+}  // namespace xent::cuda
