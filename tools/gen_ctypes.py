@@ -103,7 +103,7 @@ class Generator:
     def ctype(self, base, stars):
         if stars == 0 and base in SCALARS:
             return SCALARS[base]
-        if stars == 1 and base == "void" or stars == 1 and base in self.opaque:
+        if stars == 1 and (base == "void" or base in self.opaque):
             return "ctypes.c_void_p"
         if stars == 2 and base in self.opaque:
             return "ctypes.POINTER(ctypes.c_void_p)"

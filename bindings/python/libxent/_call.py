@@ -33,7 +33,7 @@ class Result(NamedTuple):
 class Handle:
     """Owns an xent_plan. A call holds it, so that close() on one thread cannot free it under another."""
 
-    __slots__ = ("pointer", "context")
+    __slots__ = ("context", "pointer")
 
     def __init__(self, pointer: ctypes.c_void_p, context: Context) -> None:
         self.pointer = pointer
@@ -90,7 +90,7 @@ class Call:
             self.tensors.append(tensor)
         return tensor.pointer()
 
-    def input(self, name: str, obj: Any, number: Optional[DType] = None) -> Any:
+    def input(self, name: str, obj: Any, number: DType | None = None) -> Any:
         if obj is None:
             return None
         if number is not None and isinstance(obj, (int, float)):

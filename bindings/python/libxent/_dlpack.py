@@ -59,7 +59,7 @@ def dtype_name(dtype: Any) -> str:
 class Tensor:
     """A DLTensor and what keeps it alive. Strides are in elements."""
 
-    __slots__ = ("dl", "extents", "owner", "shape", "strides", "managed", "framework")
+    __slots__ = ("dl", "extents", "framework", "managed", "owner", "shape", "strides")
 
     def __init__(
         self,

@@ -94,7 +94,7 @@ def cross_entropy(
     reduction        "mean", "sum" or "none"
     label_smoothing  in [0, 1]
     mask             [...] bool, uint8, int32, int64 or float32: rows where it is 0 do not count
-    row_weights      [...] float32 (float64 for float64 logits): factors of the rows' losses; "mean" divides by their sum
+    row_weights      [...] float32 (float64 for float64 logits): factors of the losses; "mean" divides by their sum
     denominator      a number, or [] float32, int32 or int64: divides "sum" or "mean" instead
     z_loss           weight of lse^2
     softcap          logits become softcap * tanh(logits / softcap); 0: off
