@@ -26,22 +26,22 @@ struct GradConsts {
         rest(static_cast<A>(math.scale / math.half)),
         factor(static_cast<A>(row.factor)),
         offset(static_cast<A>(row.offset)),
-        post(static_cast<A>(row.post)),
+        round(ExpConst<A>::kRound + static_cast<A>(row.lift)),
+        lowest(static_cast<A>(ExpConst<A>::kLowest - row.lift * 0.69314718055994531)),
         cap(static_cast<A>(math.softcap)),
         ratio(static_cast<A>(math.cap_ratio)) {}
-  A half, max_half, rest, factor, offset, post, cap, ratio;
+  A half, max_half, rest, factor, offset, round, lowest, cap, ratio;
 };
 
 template <class D, bool kSoftcap, class V = hn::Vec<D>>
 HWY_INLINE V GradVector(D d, const GradConsts<hn::TFromD<D>> &c, V v) {
-  V post = hn::Set(d, c.post);
-  if constexpr (kSoftcap) {
-    V slope;
-    v = Squash(d, v, hn::Set(d, c.cap), hn::Set(d, c.ratio), &slope);
-    post = hn::Mul(post, slope);
-  }
+  V slope;
+  if constexpr (kSoftcap) v = Squash(d, v, hn::Set(d, c.cap), hn::Set(d, c.ratio), &slope);
   const V u = hn::Mul(hn::MulSub(v, hn::Set(d, c.half), hn::Set(d, c.max_half)), hn::Set(d, c.rest));
-  return hn::Mul(hn::MulSub(Exp(d, u), hn::Set(d, c.factor), hn::Set(d, c.offset)), post);
+  const V e = ExpLifted(d, u, hn::Set(d, c.round), hn::Set(d, c.lowest));
+  const V grad = hn::MulSub(e, hn::Set(d, c.factor), hn::Set(d, c.offset));
+  if constexpr (kSoftcap) return hn::Mul(grad, slope);
+  return grad;
 }
 
 // `out` may be `v`.

@@ -17,6 +17,7 @@ namespace xent::cpu {
 namespace {
 
 constexpr int64_t kSmallBytes = int64_t{64} << 10;  // less than this is not worth a second thread
+using Wide = long double;
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 class Call {
@@ -159,34 +160,34 @@ class Call {
     return read_number(logits, row_offset(logits, row) + column * logits.col_stride);
   }
 
-  Stats finish_ignored(int64_t row) {
-    return write_outputs(row, {0, 1}, 0, 0, -1, 0);
-  }
+  Stats finish_ignored(int64_t row) { return write_outputs(row, {0, 1}, 0, 0, -1, 0); }
 
   Stats finish(int64_t row, const Row &what, const Partial &total) {
     const Stats stats = stats_of(total);
     const double sum = total.sum > 0 ? total.sum : kNan;
     const double log_sum = std::log(sum);
-    const double lse = math_.scale * total.max + log_sum;
+    // Wide: logits far apart and their maximum may pass the range of double before the weight or the type's limit.
+    const Wide scale = math_.scale;
+    const Wide lse = scale * total.max + log_sum;
     const double entropy = math_.entropy ? log_sum - total.entropy / sum : 0;
-    double loss = kNan;
+    Wide loss = kNan;
     if (what.kind == RowKind::kCounted) {
-      const double eps = options_.label_smoothing;
-      const double weight = read_row(problem_.row_weights, row, 1);
+      const Wide eps = options_.label_smoothing;
       loss = 0;
       if (eps != 1) {
         const double x = logit(row, what.target);
         const double v = math_.softcap != 0 ? plan_.squash(math_, x) : x;
-        loss += (1 - eps) * (math_.scale * (total.max - v) + log_sum);
+        loss += (1 - eps) * (scale * (Wide{total.max} - v) + log_sum);
       }
       if (eps != 0) {
-        const double mean = total.shift / (math_.shift_unit * static_cast<double>(options_.classes));
-        loss += eps * (log_sum - math_.scale * mean);
+        const Wide mean = total.shift / (Wide{math_.shift_unit} * static_cast<Wide>(options_.classes));
+        loss += eps * (log_sum - scale * mean);
       }
       if (options_.z_loss != 0) loss += options_.z_loss * lse * lse;
-      loss *= weight;
+      loss *= read_row(problem_.row_weights, row, 1);
     }
-    return write_outputs(row, stats, lse, entropy, sum > 0 ? total.index : -1, loss);
+    return write_outputs(row, stats, static_cast<double>(lse), entropy, sum > 0 ? total.index : -1,
+                         static_cast<double>(loss));
   }
 
   Stats write_outputs(int64_t row, const Stats &stats, double lse, double entropy, int64_t predicted, double loss) {
@@ -270,12 +271,11 @@ class Call {
     const double x = logit(row, target);
     double v = x, slope = 1;
     if (math_.softcap != 0) {
-      const double y = x * math_.cap_ratio;
-      const double q = std::exp(-2 * std::fabs(y));
-      v = math_.softcap * std::tanh(y);
+      const double q = std::exp(-2 * std::fabs(x * math_.cap_ratio));
+      v = plan_.squash(math_, x);  // of the same rounding as the maximum: the difference is never above 0
       slope = 4 * q / ((1 + q) * (1 + q));
     }
-    const double p = std::exp(math_.scale * (v - grad.max)) * grad.factor;
+    const double p = std::ldexp(std::exp(math_.scale * (v - grad.max)), grad.lift) * grad.factor;
     return (p - grad.offset - (eps != 1 ? f * (1 - eps) : 0)) * slope;
   }
 
@@ -287,23 +287,16 @@ class Call {
     const double eps = options_.label_smoothing;
     double f = read_row(problem_.grad_loss, row, 1) * read_row(problem_.row_weights, row, 1) * options_.logit_scale;
     if (divides_) f /= divisor_;
-    double slope_of_loss = 1;
-    if (options_.z_loss != 0) slope_of_loss += 2 * options_.z_loss * (math_.scale * stats.max + std::log(stats.sum));
+    Wide loss_slope = 1;
+    if (options_.z_loss != 0) loss_slope += 2 * Wide{options_.z_loss} * (Wide{math_.scale} * stats.max + std::log(stats.sum));
+    const Wide factor = f * loss_slope / stats.sum;
     out->max = stats.max;
-    out->factor = f * slope_of_loss / stats.sum;
+    out->lift = std::isfinite(factor) && factor != 0 ? std::clamp(std::ilogb(factor), 0, 100) : 0;
+    out->factor = static_cast<double>(std::ldexp(factor, -out->lift));
     out->offset = eps != 0 ? f * eps / static_cast<double>(options_.classes) : 0;
     out->target = what.target;
 
     if (what.target >= begin && what.target < end) out->target_grad = target_gradient(row, what.target, f, *out);
-
-    out->post = 1;
-    constexpr double largest = std::numeric_limits<float>::max();
-    const double size = std::max(std::fabs(out->factor), std::fabs(out->offset));
-    if (!plan_.acc_is_double && size > largest && std::isfinite(size)) {
-      out->post = 0x1p64;
-      out->factor = std::clamp(out->factor / out->post, -largest, largest);
-      out->offset = std::clamp(out->offset / out->post, -largest, largest);
-    }
     return true;
   }
 

@@ -127,12 +127,13 @@ inline int64_t slice_columns(int64_t classes) {
   return static_cast<int64_t>(std::bit_ceil(share < 16384 ? uint64_t{16384} : share));
 }
 
-// One row's gradient: (exp(scale * (v_i - max)) * factor - offset) * dz/dx * post, but for `target`'s, which is given.
+// One row's gradient: (exp(scale * (v_i - max)) * 2^lift * factor - offset) * dz/dx, but for `target`'s, which is given.
+// A large factor (z-loss) gives its exponent to `lift`, so that neither it overflows nor the small exponentials vanish.
 struct GradRow {
   double max;
   double factor;
   double offset;
-  double post;  // 1, or a power of two where factor or offset alone would overflow acc
+  int lift;  // 0 .. 100
   int64_t target;
   double target_grad;
 };

@@ -73,26 +73,32 @@ HWY_INLINE V ExpTail(D d, V r, double) {
   return hn::MulAdd(q, r, hn::Set(d, 0.5));
 }
 
-// power = 2^n and minus1 = exp(r) - 1.
+// power = 2^n and minus1 = exp(r) - 1. `round` is kRound, or kRound + lift for power = 2^(n + lift).
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE void ExpParts(D d, V y, V &power, V &minus1) {
+HWY_INLINE void ExpParts(D d, V y, V round, V &power, V &minus1) {
   using A = hn::TFromD<D>;
   using C = ExpConst<A>;
   const hn::RebindToSigned<D> di;
-  const V rounded = hn::MulAdd(y, hn::Set(d, C::kLog2e), hn::Set(d, C::kRound));
-  const V n = hn::Sub(rounded, hn::Set(d, C::kRound));
+  const V rounded = hn::MulAdd(y, hn::Set(d, C::kLog2e), round);
+  const V n = hn::Sub(rounded, round);
   power = hn::BitCast(d, hn::ShiftLeft<C::kMantissa>(hn::BitCast(di, rounded)));
   V r = hn::NegMulAdd(n, hn::Set(d, C::kLn2Hi), y);
   r = hn::NegMulAdd(n, hn::Set(d, C::kLn2Lo), r);
   minus1 = hn::MulAdd(hn::Mul(r, r), ExpTail(d, r, A{}), r);
 }
 
+// exp(y) * 2^lift for the constants of `lift`: round = kRound + lift, lowest = kLowest - lift * ln 2.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V ExpLifted(D d, V y, V round, V lowest) {
+  V power, minus1;
+  ExpParts(d, y, round, power, minus1);
+  return hn::IfThenZeroElse(hn::Lt(y, lowest), hn::MulAdd(power, minus1, power));
+}
+
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Exp(D d, V y) {
-  V power, minus1;
-  ExpParts(d, y, power, minus1);
-  const V e = hn::MulAdd(power, minus1, power);
-  return hn::IfThenZeroElse(hn::Lt(y, hn::Set(d, ExpConst<hn::TFromD<D>>::kLowest)), e);
+  using C = ExpConst<hn::TFromD<D>>;
+  return ExpLifted(d, y, hn::Set(d, C::kRound), hn::Set(d, C::kLowest));
 }
 
 // z = softcap * tanh(ratio * x). With q = exp(-2|y|) and e = q - 1, tanh|y| = -e / (2 + e): e keeps its relative error
@@ -104,7 +110,7 @@ HWY_INLINE V Squash(D d, V x, V softcap, V ratio, V *slope) {
   const V y = hn::Mul(x, ratio);
   const V minus2y = hn::Mul(hn::Abs(y), hn::Set(d, hn::TFromD<D>{-2}));
   V power, minus1;
-  ExpParts(d, minus2y, power, minus1);
+  ExpParts(d, minus2y, hn::Set(d, C::kRound), power, minus1);
   const auto tiny = hn::Lt(minus2y, hn::Set(d, C::kLowest));
   const V e = hn::IfThenElse(tiny, hn::Neg(one), hn::MulAdd(power, minus1, hn::Sub(power, one)));
   if (slope != nullptr) {

@@ -26,7 +26,7 @@ RowMath make_math(const xent_options &options) {
   if (options.softcap != 0) {
     math.softcap = std::min(options.softcap, largest);
     math.cap_ratio =
-        std::clamp(options.logit_scale / options.softcap, static_cast<double>(Limits::min()), largest);
+        std::clamp(options.logit_scale / options.softcap, static_cast<double>(Limits::denorm_min()), largest);
   }
   math.shift_unit = 1.0 / static_cast<double>(std::bit_ceil(2 * static_cast<uint64_t>(options.classes)));
   math.smoothing = options.label_smoothing != 0;
