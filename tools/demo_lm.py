@@ -204,7 +204,7 @@ def plot(path, runs, held_at, gap, title):
 def main():
     parser = argparse.ArgumentParser(prog="tools/demo", description=__doc__)
     parser.add_argument("--steps", type=int, default=300, help="training steps (default 300)")
-    parser.add_argument("--quick", action="store_true", help="30 steps on less text")
+    parser.add_argument("--quick", action="store_true", help="30 steps")
     options = parser.parse_args()
     steps = 30 if options.quick else max(options.steps, 1)
     root = pathlib.Path(__file__).resolve().parent.parent
@@ -214,7 +214,7 @@ def main():
     ops = demo_model.choose_ops()
     print(f"libxent {libxent.version()}, backends {' '.join(libxent.backends())}; model on {ops.name}, {ops.device}")
     began = time.perf_counter()
-    text, train, held = demo_text.load(folder, 3e6 if options.quick else 6e6)
+    text, train, held = demo_text.load(folder)
     print(f"text: {text}")
     print(
         f"tokens: {len(train):,} to train on and {len(held):,} held out, BPE vocabulary {demo_text.VOCAB} "

@@ -9,6 +9,7 @@ import sysconfig
 import numpy as np
 
 VOCAB = 32768
+SIZE = 8_000_000  # of text, in bytes; less does not give so many tokens that stand in it twice
 HELD_OUT = 20  # one file in so many
 SKIP = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "ensurepip", "pydoc_data"}
 
@@ -25,11 +26,11 @@ def sources(limit):
     return root, found
 
 
-def load(cache, limit):
+def load(cache):
     """(description, training tokens, held-out tokens), from `cache` where an earlier run left them."""
     import tokenizers
 
-    root, files = sources(limit)
+    root, files = sources(SIZE)
     key = hashlib.sha256(repr([VOCAB, HELD_OUT, tokenizers.__version__]).encode())
     for _, text in files:
         key.update(text.encode("utf-8", "replace"))
