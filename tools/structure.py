@@ -104,7 +104,9 @@ def self_test():
     for path, text, wanted in cases:
         found = [message for error, message in check_file(path, text, files.__contains__) if error]
         assert any(wanted in message for message in found), (path, wanted, found)
-    good = spdx + '#include "common/view.hpp"\n#include <xent/xent.h>\n// printf(\nvsnprintf(b, 1, "abort()"); x.exit();'
+    good = (
+        spdx + '#include "common/view.hpp"\n#include <xent/xent.h>\n// printf(\nvsnprintf(b, 1, "abort()"); x.exit();'
+    )
     found = list(check_file("src/core/x.cpp", good, files.__contains__))
     assert not found, found
 
