@@ -14,7 +14,7 @@ if [ -n "${XENT_PYTHON:-}" ]; then
   # An interpreter with packages of its own: nothing is installed into it.
   XENT_PY=$XENT_PYTHON
   XENT_PREFIX=$XENT_ROOT/build/prefix
-  export PYTHONPATH=$XENT_PREFIX/python${PYTHONPATH:+:$PYTHONPATH}
+  export PYTHONPATH=$XENT_PREFIX/python:$XENT_ROOT/build/site${PYTHONPATH:+:$PYTHONPATH}
 else
   XENT_PY=$XENT_ROOT/.venv/bin/python
   XENT_PREFIX=$XENT_ROOT/.venv
