@@ -4,12 +4,19 @@
 // One call with every tensor that it may take, in buffers that are watched: tests change one thing at a time.
 #pragma once
 
+#include <dlfcn.h>
+#include <gtest/gtest.h>
 #include <xent/xent.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
+
+#include "plugins/fake.hpp"
 
 inline constexpr DLDataType kFloat32{kDLFloat, 32, 1};
 inline constexpr DLDataType kFloat64{kDLFloat, 64, 1};
@@ -98,8 +105,8 @@ struct CallSetup {
     backward.grad_logits = both.grad_logits = grad_logits.get();
   }
   std::vector<CallTensor *> tensors() {
-    return {&logits, &targets, &mask,    &row_weights, &denominator, &loss,      &stats,
-            &divisor, &lse,    &entropy, &predicted,   &row_counts,  &grad_loss, &grad_logits};
+    return {&logits,  &targets, &mask,    &row_weights, &denominator, &loss,      &stats,
+            &divisor, &lse,     &entropy, &predicted,   &row_counts,  &grad_loss, &grad_logits};
   }
   std::vector<std::vector<uint64_t>> contents() {
     std::vector<std::vector<uint64_t>> out;
@@ -131,3 +138,94 @@ struct CallSetup {
   void *workspace = nullptr;
   bool no_workspace = false;
 };
+
+enum Operation { kForward = 1, kBackward = 2, kBoth = 4 };
+inline constexpr const char *kNames[] = {"", "xent_forward", "xent_backward", "", "xent_loss_and_grad"};
+
+using Change = std::function<void(CallSetup &)>;
+
+class CallTest : public testing::TestWithParam<const char *> {
+ protected:
+  CallTest() {
+    err.struct_size = sizeof err;
+    EXPECT_EQ(xent_context_create(nullptr, &ctx, &err), XENT_OK) << err.message;
+    if (GetParam() == std::string("cpu")) return;
+    load(GetParam());
+  }
+  ~CallTest() override { xent_context_destroy(ctx); }
+
+  void load(const std::string &name) {
+    const std::string path = XENT_TEST_PLUGINS + ("/" + name) + ".so";
+    EXPECT_EQ(xent_backend_load(ctx, path.c_str(), &err), XENT_OK) << err.message;
+    void *handle = dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
+    fake = reinterpret_cast<FakeStateFunction>(dlsym(handle, "fake_state"))();
+    *fake = FakeState{};
+  }
+
+  xent_status call(CallSetup &setup, Operation operation) {
+    xent_plan *plan = nullptr;
+    EXPECT_EQ(xent_plan_create(ctx, &setup.desc, &plan, &err), XENT_OK) << err.message;
+    xent_plan_info info{};
+    info.struct_size = sizeof info;
+    EXPECT_EQ(xent_plan_get_info(plan, &info, &err), XENT_OK) << err.message;
+    needed = operation == kForward    ? info.forward_workspace_bytes
+             : operation == kBackward ? info.backward_workspace_bytes
+                                      : info.loss_and_grad_workspace_bytes;
+    const size_t bytes = setup.workspace_bytes.value_or(needed);
+    void *own = std::aligned_alloc(4096, 65536);
+    void *workspace = setup.no_workspace           ? nullptr
+                      : setup.workspace != nullptr ? setup.workspace
+                                                   : static_cast<char *>(own) + setup.workspace_shift;
+    setup.bind();
+    setup.forward.workspace = setup.backward.workspace = workspace;
+    setup.forward.workspace_bytes = setup.backward.workspace_bytes = bytes;
+    if (setup.both.forward == nullptr) setup.both.forward = &setup.forward;
+    err = xent_error{sizeof err, 0, 0, ""};
+    const xent_status status = operation == kForward    ? xent_forward(plan, &setup.forward, &err)
+                               : operation == kBackward ? xent_backward(plan, &setup.backward, &err)
+                                                        : xent_loss_and_grad(plan, &setup.both, &err);
+    std::free(own);
+    xent_plan_destroy(plan);
+    return status;
+  }
+
+  void accepted(int operations, const Change &change) {
+    for (const Operation operation : {kForward, kBackward, kBoth}) {
+      if ((operations & operation) == 0) continue;
+      CallSetup setup;
+      change(setup);
+      EXPECT_EQ(call(setup, operation), XENT_OK) << err.message;
+    }
+  }
+
+  void refused(int operations, const Change &change, const std::string &text,
+               xent_status status = XENT_INVALID_ARGUMENT) {
+    for (const Operation operation : {kForward, kBackward, kBoth}) {
+      if ((operations & operation) == 0) continue;
+      SCOPED_TRACE(text);
+      CallSetup setup;
+      change(setup);
+      const auto before = setup.contents();
+      const int calls = fake == nullptr ? 0 : fake->calls;
+      EXPECT_EQ(call(setup, operation), status) << kNames[operation];
+      EXPECT_EQ(err.status, status);
+      EXPECT_EQ(std::string(err.message).find(kNames[operation] + std::string(": ")), 0u) << err.message;
+      EXPECT_NE(std::string(err.message).find(text), std::string::npos) << err.message;
+      EXPECT_TRUE(setup.contents() == before) << "something was written";
+      if (fake != nullptr) {
+        EXPECT_EQ(fake->calls, calls) << "the backend was called";
+      }
+    }
+  }
+
+  xent_context *ctx = nullptr;
+  FakeState *fake = nullptr;
+  xent_error err{};
+  size_t needed = 0;
+};
+
+inline constexpr int kAll = kForward | kBackward | kBoth;
+inline constexpr int kLoss = kForward | kBoth;
+inline constexpr int kGradient = kBackward | kBoth;
+
+inline std::string backend_name(const testing::TestParamInfo<const char *> &param) { return param.param; }

@@ -6,8 +6,8 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <random>
 #include <string>
@@ -91,7 +91,8 @@ TEST(Overlap, InterleavedRowsAreDisjoint) {
 TEST(Overlap, InterleavedColumnsAreDisjoint) {
   EXPECT_EQ(pair({kBase, 32, {64}, {2000}, 1000, 2}, {kBase + 4, 32, {64}, {2000}, 1000, 2}), Overlap::kNone);
   EXPECT_EQ(pair({kBase, 16, {64}, {2000}, 1000, 2}, {kBase + 2, 32, {64}, {1000}, 500, 2}), Overlap::kSome);
-  EXPECT_EQ(pair({kBase, 32, {8, 64}, {64000, 1}, 1000, 64}, {kBase, 32, {8, 64}, {64000, 1}, 1000, 64}), Overlap::kSome);
+  EXPECT_EQ(pair({kBase, 32, {8, 64}, {64000, 1}, 1000, 64}, {kBase, 32, {8, 64}, {64000, 1}, 1000, 64}),
+            Overlap::kSome);
 }
 
 TEST(Overlap, NegativeStrides) {
@@ -122,7 +123,8 @@ TEST(Overlap, BeyondInt32) {
 TEST(Overlap, HardProblemsAreGivenUpNotGuessed) {
   // Many large, nearly equal, coprime steps: a subset-sum problem without a short cut.
   Layout hard{kBase, 64, {9001, 9011, 9013, 9029, 9041, 9043, 9049, 9059}, {}, 1, 1};
-  for (const int64_t prime : {9000000011, 9000000031, 9000000041, 9000000043, 9000000053, 9000000071, 9000000083, 9000000097})
+  for (const int64_t prime :
+       {9000000011, 9000000031, 9000000041, 9000000043, 9000000053, 9000000071, 9000000083, 9000000097})
     hard.stride.push_back(prime);
   Layout other = hard;
   other.address += 8 * 4500000000001;
@@ -134,7 +136,9 @@ TEST(Overlap, RandomLayoutsAgainstTheirBytes) {
   const unsigned seed = given != nullptr ? static_cast<unsigned>(std::atoll(given)) : std::random_device{}();
   SCOPED_TRACE("XENT_TEST_SEED=" + std::to_string(seed));
   std::mt19937 random(seed);
-  const auto pick = [&](int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random); };
+  const auto pick = [&](int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random);
+  };
   const auto layout = [&](bool wide) {
     Layout out;
     out.bits = static_cast<uint8_t>(8 << pick(0, 3));
@@ -161,7 +165,8 @@ TEST(Overlap, RandomLayoutsAgainstTheirBytes) {
     for (const auto &byte : bytes_a) twice = twice || byte.second > 1;
     const auto print = [](const Layout &l) {
       std::string s = std::to_string(l.address - kBase) + " bits " + std::to_string(l.bits) + ":";
-      for (size_t i = 0; i < l.shape.size(); ++i) s += " " + std::to_string(l.shape[i]) + "/" + std::to_string(l.stride[i]);
+      for (size_t i = 0; i < l.shape.size(); ++i)
+        s += " " + std::to_string(l.shape[i]) + "/" + std::to_string(l.stride[i]);
       return s + " columns " + std::to_string(l.columns) + "/" + std::to_string(l.col_stride);
     };
     ASSERT_EQ(pair(a, b), common ? Overlap::kSome : Overlap::kNone) << print(a) << "\n" << print(b);
@@ -187,7 +192,10 @@ TEST(Overlap, SameStorage) {
   EXPECT_TRUE(differs([](Layout &l) { l.shape[0] = 3; }));
   EXPECT_TRUE(differs([](Layout &l) { l.stride[1] = 9; }));
   EXPECT_TRUE(differs([](Layout &l) { l.col_stride = -1; }));
-  EXPECT_TRUE(differs([](Layout &l) { l.shape.pop_back(); l.stride.pop_back(); }));
+  EXPECT_TRUE(differs([](Layout &l) {
+    l.shape.pop_back();
+    l.stride.pop_back();
+  }));
 }
 
 }  // namespace

@@ -71,14 +71,21 @@ TEST(Options, ZeroMeansDefault) {
 }
 
 TEST(Options, FlagsBecomeValues) {
-  const xent_options ignore = resolved([](xent_plan_desc &d) { d.flags = XENT_PLAN_IGNORE_INDEX; d.ignore_index = INT64_MIN; });
+  const xent_options ignore = resolved([](xent_plan_desc &d) {
+    d.flags = XENT_PLAN_IGNORE_INDEX;
+    d.ignore_index = INT64_MIN;
+  });
   EXPECT_EQ(ignore.has_ignore_index, 1);
   EXPECT_EQ(ignore.ignore_index, INT64_MIN);
   EXPECT_EQ(resolved([](xent_plan_desc &d) { d.flags = XENT_PLAN_IGNORE_INDEX; }).has_ignore_index, 1);  // class 0
   EXPECT_EQ(resolved([](xent_plan_desc &d) { d.flags = XENT_PLAN_OVERWRITE_LOGITS; }).overwrite, 1);
   EXPECT_EQ(resolved([](xent_plan_desc &d) { d.flags = XENT_PLAN_ENTROPY; }).entropy, 1);
   EXPECT_EQ(resolved([](xent_plan_desc &d) { d.flags = XENT_PLAN_PREDICTED; }).predicted, 1);
-  EXPECT_EQ(resolved([](xent_plan_desc &d) { d.flags = XENT_PLAN_EMPTY_MEAN_IS_NAN; d.reduction = XENT_REDUCTION_MEAN; }).empty_mean_is_nan, 1);
+  EXPECT_EQ(resolved([](xent_plan_desc &d) {
+              d.flags = XENT_PLAN_EMPTY_MEAN_IS_NAN;
+              d.reduction = XENT_REDUCTION_MEAN;
+            }).empty_mean_is_nan,
+            1);
 }
 
 TEST(Options, DevicesThatCompute) {
@@ -97,7 +104,8 @@ TEST(Options, Types) {
   for (const DLDataType type : {DLDataType{kDLFloat, 16, 1}, DLDataType{kDLBfloat, 16, 1}, kFloat64}) {
     EXPECT_EQ(resolved([type](xent_plan_desc &d) { d.logits_dtype = type; }).logits_dtype.bits, type.bits);
   }
-  for (const DLDataType type : {DLDataType{kDLFloat, 32, 2}, DLDataType{kDLFloat, 8, 1}, DLDataType{kDLInt, 32, 1}, DLDataType{kDLFloat, 0, 0}}) {
+  for (const DLDataType type : {DLDataType{kDLFloat, 32, 2}, DLDataType{kDLFloat, 8, 1}, DLDataType{kDLInt, 32, 1},
+                                DLDataType{kDLFloat, 0, 0}}) {
     refused([type](xent_plan_desc &d) { d.logits_dtype = type; }, "logits_dtype: is ");
   }
   for (const DLDataType type : {DLDataType{kDLUInt, 64, 1}, DLDataType{kDLInt, 16, 1}, DLDataType{kDLFloat, 32, 1}}) {
@@ -105,7 +113,8 @@ TEST(Options, Types) {
   }
   EXPECT_EQ(accumulator_dtype(resolved([](xent_plan_desc &) {})).bits, 32);
   EXPECT_EQ(accumulator_dtype(resolved([](xent_plan_desc &d) { d.logits_dtype = kFloat64; })).bits, 64);
-  EXPECT_EQ(accumulator_dtype(resolved([](xent_plan_desc &d) { d.logits_dtype = DLDataType{kDLBfloat, 16, 1}; })).bits, 32);
+  EXPECT_EQ(accumulator_dtype(resolved([](xent_plan_desc &d) { d.logits_dtype = DLDataType{kDLBfloat, 16, 1}; })).bits,
+            32);
 }
 
 TEST(Options, Sizes) {
@@ -119,7 +128,11 @@ TEST(Options, Sizes) {
   refused([](xent_plan_desc &d) { d.max_rows = d.vocab = int64_t{1} << 31; }, "have no size in 63 bits");
   EXPECT_EQ(resolved([](xent_plan_desc &d) { d.classes = 1; }).classes, 1);
   EXPECT_EQ(resolved([](xent_plan_desc &d) { d.max_rows = 0; }).max_rows, 0);
-  EXPECT_EQ(resolved([](xent_plan_desc &d) { d.max_rows = int64_t{1} << 32; d.vocab = 1 << 20; }).max_rows, int64_t{1} << 32);
+  EXPECT_EQ(resolved([](xent_plan_desc &d) {
+              d.max_rows = int64_t{1} << 32;
+              d.vocab = 1 << 20;
+            }).max_rows,
+            int64_t{1} << 32);
 }
 
 TEST(Options, FlagsAndReduction) {
@@ -128,12 +141,19 @@ TEST(Options, FlagsAndReduction) {
   refused([](xent_plan_desc &d) { d.reduction = 3; }, "reduction: is 3");
   refused([](xent_plan_desc &d) { d.reduction = -1; }, "reduction: is -1");
   refused([](xent_plan_desc &d) { d.ignore_index = -100; }, "ignore_index: is -100 without XENT_PLAN_IGNORE_INDEX");
-  refused([](xent_plan_desc &d) { d.flags = XENT_PLAN_EMPTY_MEAN_IS_NAN; d.reduction = XENT_REDUCTION_SUM; }, "needs XENT_REDUCTION_MEAN");
+  refused(
+      [](xent_plan_desc &d) {
+        d.flags = XENT_PLAN_EMPTY_MEAN_IS_NAN;
+        d.reduction = XENT_REDUCTION_SUM;
+      },
+      "needs XENT_REDUCTION_MEAN");
 }
 
 TEST(Options, Numbers) {
-  for (const double bad : {-0.1, 1.0001, kNaN, kInf, -kInf}) refused([bad](xent_plan_desc &d) { d.label_smoothing = bad; }, "label_smoothing: is ");
-  for (const double bad : {-1e-9, kNaN, kInf, -kInf, 1e39}) refused([bad](xent_plan_desc &d) { d.z_loss = bad; }, "z_loss: is ");
+  for (const double bad : {-0.1, 1.0001, kNaN, kInf, -kInf})
+    refused([bad](xent_plan_desc &d) { d.label_smoothing = bad; }, "label_smoothing: is ");
+  for (const double bad : {-1e-9, kNaN, kInf, -kInf, 1e39})
+    refused([bad](xent_plan_desc &d) { d.z_loss = bad; }, "z_loss: is ");
   for (const double bad : {-1.0, kNaN, kInf, -kInf, 1e39, 1e-46}) {
     refused([bad](xent_plan_desc &d) { d.softcap = bad; }, "softcap: is ");
     refused([bad](xent_plan_desc &d) { d.logit_scale = bad; }, "logit_scale: is ");
@@ -142,8 +162,14 @@ TEST(Options, Numbers) {
   EXPECT_EQ(resolved([](xent_plan_desc &d) { d.softcap = 30.0; }).softcap, 30.0);
   EXPECT_EQ(resolved([](xent_plan_desc &d) { d.logit_scale = double{FLT_MAX}; }).logit_scale, double{FLT_MAX});
   // In float64 arithmetic more is a number.
-  EXPECT_EQ(resolved([](xent_plan_desc &d) { d.logits_dtype = kFloat64; d.z_loss = 1e39; d.softcap = 1e-46; }).softcap, 1e-46);
-  const xent_options zeros = resolved([](xent_plan_desc &d) { d.label_smoothing = d.z_loss = d.softcap = d.logit_scale = -0.0; });
+  EXPECT_EQ(resolved([](xent_plan_desc &d) {
+              d.logits_dtype = kFloat64;
+              d.z_loss = 1e39;
+              d.softcap = 1e-46;
+            }).softcap,
+            1e-46);
+  const xent_options zeros =
+      resolved([](xent_plan_desc &d) { d.label_smoothing = d.z_loss = d.softcap = d.logit_scale = -0.0; });
   EXPECT_FALSE(std::signbit(zeros.label_smoothing) || std::signbit(zeros.z_loss) || std::signbit(zeros.softcap));
   EXPECT_EQ(zeros.logit_scale, 1.0);
 }

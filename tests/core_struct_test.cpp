@@ -37,7 +37,8 @@ class StructTest : public testing::Test {
   xent_error err{};
 };
 
-using InputStructs = testing::Types<xent_context_desc, xent_plan_desc, xent_forward_args, xent_backward_args, xent_loss_and_grad_args>;
+using InputStructs =
+    testing::Types<xent_context_desc, xent_plan_desc, xent_forward_args, xent_backward_args, xent_loss_and_grad_args>;
 TYPED_TEST_SUITE(StructTest, InputStructs);
 
 TYPED_TEST(StructTest, ExactSize) {
@@ -88,7 +89,8 @@ TYPED_TEST(StructTest, NextMustBeNull) {
 }
 
 TYPED_TEST(StructTest, NullIsRefused) {
-  EXPECT_EQ(read_struct("function", "args", static_cast<const TypeParam *>(nullptr), &this->out, &this->err), XENT_INVALID_ARGUMENT);
+  EXPECT_EQ(read_struct("function", "args", static_cast<const TypeParam *>(nullptr), &this->out, &this->err),
+            XENT_INVALID_ARGUMENT);
   this->says("is NULL");
 }
 
@@ -117,7 +119,8 @@ TEST(OutputStruct, FilledUpToTheCallersSize) {
 
   caller.known.struct_size = 8;
   EXPECT_EQ(write_struct("function", "info", info, &caller.known, &err), XENT_INVALID_STRUCT);
-  EXPECT_EQ(write_struct("function", "info", info, static_cast<xent_plan_info *>(nullptr), &err), XENT_INVALID_ARGUMENT);
+  EXPECT_EQ(write_struct("function", "info", info, static_cast<xent_plan_info *>(nullptr), &err),
+            XENT_INVALID_ARGUMENT);
 }
 
 TEST(ErrorStruct, WrittenAsFarAsItReaches) {

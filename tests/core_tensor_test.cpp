@@ -201,10 +201,12 @@ TEST_F(TensorTest, Pitfall13_ManagedAndPinnedMemory) {
 
 TEST_F(TensorTest, Pitfall14_BoolIsItsOwnType) {
   const TensorRule mask{"mask", kBool | kU8 | kI32 | kI64 | kF32, Form::kRows};
-  for (const DLDataType type : {DLDataType{6, 8, 1}, DLDataType{kDLUInt, 8, 1}, DLDataType{kDLInt, 32, 1}, kInt64, kFloat32}) {
+  for (const DLDataType type :
+       {DLDataType{6, 8, 1}, DLDataType{kDLUInt, 8, 1}, DLDataType{kDLInt, 32, 1}, kInt64, kFloat32}) {
     EXPECT_EQ(beside({3}, mask, Tensor{{3}, {}, type}), XENT_OK) << err.message;
   }
-  for (const DLDataType type : {DLDataType{6, 1, 1}, DLDataType{kDLInt, 8, 1}, DLDataType{kDLUInt, 32, 1}, DLDataType{6, 8, 8}}) {
+  for (const DLDataType type :
+       {DLDataType{6, 1, 1}, DLDataType{kDLInt, 8, 1}, DLDataType{kDLUInt, 32, 1}, DLDataType{6, 8, 8}}) {
     refused(beside({3}, mask, Tensor{{3}, {}, type}), "this plan takes float32 or int32 or int64 or uint8 or bool");
   }
 }
@@ -246,7 +248,8 @@ TEST_F(TensorTest, Pitfall20_NothingIsTrusted) {
   refused(logits(with([](DLTensor *t) { t->data = nullptr; })), "data is NULL with shape [2, 8]");
   refused(logits(with([](DLTensor *t) { t->shape[0] = -2; })), "shape [-2, 8] has a negative size");
   refused(logits(with([](DLTensor *t) { t->shape[0] = 1001; })), "has more rows than the plan's max_rows, 1000");
-  refused(logits(with([](DLTensor *t) { t->shape[1] = 7; })), "shape [2, 7]; it must be [..., vocab], and the plan's vocab is 8");
+  refused(logits(with([](DLTensor *t) { t->shape[1] = 7; })),
+          "shape [2, 7]; it must be [..., vocab], and the plan's vocab is 8");
   refused(logits(with([](DLTensor *t) { t->ndim = 0; })), "must be [..., vocab]");
   refused(logits(with([](DLTensor *t) { t->byte_offset = UINT64_MAX - 0xffff; })), "leaves the address space");
   refused(logits(with([](DLTensor *t) { t->strides[0] = INT64_MAX; })), "spans more than 2^61 bytes");
@@ -333,7 +336,8 @@ TEST_F(TensorTest, ShapesOfMatricesPairsAndTriples) {
   const TensorRule gradient{"grad_logits", kF32, Form::kMatrix};
   EXPECT_EQ(beside({4}, gradient, Tensor{{4, kVocab}, {1, 4}}), XENT_OK) << err.message;
   EXPECT_EQ(view.col_stride, 4);
-  refused(beside({4}, gradient, Tensor{{4, 9}, {}}), "grad_logits: shape [4, 9] does not match the logits' shape [4, 8]");
+  refused(beside({4}, gradient, Tensor{{4, 9}, {}}),
+          "grad_logits: shape [4, 9] does not match the logits' shape [4, 8]");
   refused(beside({4}, gradient, Tensor{{}, {}}), "grad_logits: shape []");
   const TensorRule stats{"stats", kF32, Form::kPairs};
   EXPECT_EQ(beside({2, 2}, stats, Tensor{{4, 2}, {1, 4}}), XENT_OK) << err.message;

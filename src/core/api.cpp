@@ -43,17 +43,28 @@ const char *xent_version_string(void) {
 
 const char *xent_status_name(xent_status status) {
   switch (status) {
-    case XENT_OK: return "XENT_OK";
-    case XENT_INVALID_ARGUMENT: return "XENT_INVALID_ARGUMENT";
-    case XENT_INVALID_STRUCT: return "XENT_INVALID_STRUCT";
-    case XENT_UNSUPPORTED: return "XENT_UNSUPPORTED";
-    case XENT_WORKSPACE_TOO_SMALL: return "XENT_WORKSPACE_TOO_SMALL";
-    case XENT_OUT_OF_MEMORY: return "XENT_OUT_OF_MEMORY";
-    case XENT_DEVICE_ERROR: return "XENT_DEVICE_ERROR";
-    case XENT_COMM_ERROR: return "XENT_COMM_ERROR";
-    case XENT_PLUGIN_ERROR: return "XENT_PLUGIN_ERROR";
-    case XENT_INTERNAL: return "XENT_INTERNAL";
-    default: return "XENT_UNKNOWN";
+    case XENT_OK:
+      return "XENT_OK";
+    case XENT_INVALID_ARGUMENT:
+      return "XENT_INVALID_ARGUMENT";
+    case XENT_INVALID_STRUCT:
+      return "XENT_INVALID_STRUCT";
+    case XENT_UNSUPPORTED:
+      return "XENT_UNSUPPORTED";
+    case XENT_WORKSPACE_TOO_SMALL:
+      return "XENT_WORKSPACE_TOO_SMALL";
+    case XENT_OUT_OF_MEMORY:
+      return "XENT_OUT_OF_MEMORY";
+    case XENT_DEVICE_ERROR:
+      return "XENT_DEVICE_ERROR";
+    case XENT_COMM_ERROR:
+      return "XENT_COMM_ERROR";
+    case XENT_PLUGIN_ERROR:
+      return "XENT_PLUGIN_ERROR";
+    case XENT_INTERNAL:
+      return "XENT_INTERNAL";
+    default:
+      return "XENT_UNKNOWN";
   }
 }
 

@@ -32,11 +32,11 @@ void Call::workspace(void *data, size_t bytes, size_t needed) {
   if (failed() || needed == 0) return;
   const auto address = reinterpret_cast<uintptr_t>(data);
   if (data == nullptr || bytes < needed) {
-    status_ = fail(err_, XENT_WORKSPACE_TOO_SMALL, "%s: workspace: %zu bytes are needed, %zu given%s", function_, needed,
-                   bytes, data == nullptr ? " at NULL" : "");
+    status_ = fail(err_, XENT_WORKSPACE_TOO_SMALL, "%s: workspace: %zu bytes are needed, %zu given%s", function_,
+                   needed, bytes, data == nullptr ? " at NULL" : "");
   } else if (address % plan_.info.alignment != 0) {
-    status_ = fail(err_, XENT_INVALID_ARGUMENT, "%s: workspace: address %p is not aligned to %zu bytes", function_, data,
-                   plan_.info.alignment);
+    status_ = fail(err_, XENT_INVALID_ARGUMENT, "%s: workspace: address %p is not aligned to %zu bytes", function_,
+                   data, plan_.info.alignment);
   } else if (bytes > static_cast<size_t>(kMaximumSpan) || address + bytes < address) {
     status_ = fail(err_, XENT_INVALID_ARGUMENT, "%s: workspace_bytes: %zu from %p leave the address space", function_,
                    bytes, data);

@@ -13,23 +13,35 @@ namespace {
 
 const char *code_name(uint8_t code) {
   switch (code) {
-    case kDLInt: return "int";
-    case kDLUInt: return "uint";
-    case kDLFloat: return "float";
-    case kDLBfloat: return "bfloat";
-    case kDLComplex: return "complex";
-    default: return nullptr;
+    case kDLInt:
+      return "int";
+    case kDLUInt:
+      return "uint";
+    case kDLFloat:
+      return "float";
+    case kDLBfloat:
+      return "bfloat";
+    case kDLComplex:
+      return "complex";
+    default:
+      return nullptr;
   }
 }
 
 const char *device_name(int32_t type) {
   switch (type) {
-    case kDLCPU: return "CPU";
-    case kDLCUDA: return "CUDA";
-    case kDLCUDAHost: return "CUDAHost";
-    case kDLROCM: return "ROCm";
-    case kDLCUDAManaged: return "CUDAManaged";
-    default: return nullptr;
+    case kDLCPU:
+      return "CPU";
+    case kDLCUDA:
+      return "CUDA";
+    case kDLCUDAHost:
+      return "CUDAHost";
+    case kDLROCM:
+      return "ROCm";
+    case kDLCUDAManaged:
+      return "CUDAManaged";
+    default:
+      return nullptr;
   }
 }
 

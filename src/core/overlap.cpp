@@ -141,7 +141,8 @@ ByteRange byte_range(const Region &region) {
   if (region.columns > 1) extend(region.columns, view.col_stride);
   const auto address = reinterpret_cast<uintptr_t>(view.data);
   const auto element = static_cast<int64_t>(element_size(view.dtype));
-  return ByteRange{address - static_cast<uint64_t>(-low * element), address + static_cast<uint64_t>((high + 1) * element)};
+  return ByteRange{address - static_cast<uint64_t>(-low * element),
+                   address + static_cast<uint64_t>((high + 1) * element)};
 }
 
 Overlap find_overlap(const Region &a, const Region &b) {

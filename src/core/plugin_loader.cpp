@@ -70,7 +70,8 @@ xent_status load_file(xent_context *ctx, const char *prefix, const char *file, x
   void *handle = dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle == nullptr) {
     const char *reason = dlerror();
-    return fail(err, XENT_PLUGIN_ERROR, "%s: %s cannot be loaded: %s", prefix, file, reason ? reason : "unknown reason");
+    return fail(err, XENT_PLUGIN_ERROR, "%s: %s cannot be loaded: %s", prefix, file,
+                reason ? reason : "unknown reason");
   }
   void *symbol = dlsym(handle, XENT_PLUGIN_ENTRY_NAME);
   if (symbol == nullptr) {

@@ -34,8 +34,9 @@ template <class T>
 xent_status check_size(const char *function, const char *argument, size_t size, xent_error *err) {
   static_assert(kMinimumSize<T> != 0 && kMinimumSize<T> <= sizeof(T) && sizeof(T) <= kMaximumSize);
   if (size >= kMinimumSize<T> && size <= kMaximumSize) return XENT_OK;
-  return fail(err, XENT_INVALID_STRUCT, "%s: %s: struct_size is %zu; at least %zu is needed (set it to sizeof) and at most %zu",
-              function, argument, size, kMinimumSize<T>, kMaximumSize);
+  return fail(err, XENT_INVALID_STRUCT,
+              "%s: %s: struct_size is %zu; at least %zu is needed (set it to sizeof) and at most %zu", function,
+              argument, size, kMinimumSize<T>, kMaximumSize);
 }
 
 // Copies a caller's struct into `out`, zero where the caller's is shorter.

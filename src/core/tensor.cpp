@@ -125,8 +125,9 @@ xent_status TensorReader::check_types(const TensorRule &rule, const DLTensor &te
   const DLDevice want = options_.device;
   const DLDevice got = tensor.device;
   const bool managed = want.device_type == kDLCUDA && got.device_type == kDLCUDAManaged;
-  const bool fits = on_cpu(options_) ? got.device_type == kDLCPU || got.device_type == kDLCUDAHost
-                                     : (got.device_type == want.device_type || managed) && got.device_id == want.device_id;
+  const bool fits = on_cpu(options_)
+                        ? got.device_type == kDLCPU || got.device_type == kDLCUDAHost
+                        : (got.device_type == want.device_type || managed) && got.device_id == want.device_id;
   if (!fits) {
     return fail(err_, XENT_INVALID_ARGUMENT, "%s: %s: is on device %s; the plan's device is %s", function_, rule.name,
                 describe(got).text, describe(want).text);

@@ -59,7 +59,7 @@ extern "C" XENT_API xent_status xent_plugin_entry_v1(const xent_host_api *host, 
 extern "C" XENT_API xent_status xent_plugin_entry_v1(const xent_host_api *host, xent_backend_api *out, xent_error *) {
   state.host = *host;
   host->log(host->host, XENT_LOG_INFO, "fake: entry");
-  *out = xent_backend_api{sizeof *out, 0,    FAKE_DEVICE, FAKE_NAME, "1.0", &state, probe, plan_create,
+  *out = xent_backend_api{sizeof *out,  0,    FAKE_DEVICE, FAKE_NAME, "1.0",  &state, probe, plan_create,
                           plan_destroy, call, call,        call,      release};
   return XENT_OK;
 }

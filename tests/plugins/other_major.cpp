@@ -5,4 +5,6 @@
 #include <xent/xent_plugin.h>
 
 extern "C" XENT_API xent_status xent_plugin_entry_v2(const xent_host_api *host, xent_backend_api *out, xent_error *err);
-extern "C" XENT_API xent_status xent_plugin_entry_v2(const xent_host_api *, xent_backend_api *, xent_error *) { return XENT_OK; }
+extern "C" XENT_API xent_status xent_plugin_entry_v2(const xent_host_api *, xent_backend_api *, xent_error *) {
+  return XENT_OK;
+}
