@@ -91,11 +91,13 @@ def test_capsule_is_renamed_and_its_deleter_called_once(problem, versioned):
 def test_deleter_is_called_after_a_refused_call_too(problem):
     logits, targets = problem
     producer = Producer(logits)
-    with pytest.raises(libxent.InvalidArgument):
+    with pytest.raises(libxent.InvalidArgument) as first:
         libxent.cross_entropy(producer, targets, label_smoothing=2.0)
-    with pytest.raises(libxent.InvalidArgument):
+    with pytest.raises(libxent.InvalidArgument) as second:
         libxent.cross_entropy(producer, targets[:3])
+    # Not left to the garbage collector: the exceptions still hold the frames.
     assert producer.deleted == len(producer.capsules) >= 2
+    assert first.tb and second.tb
 
 
 def test_deleter_runs_only_after_the_call(problem, monkeypatch):
