@@ -8,7 +8,7 @@ import dataclasses
 from typing import NamedTuple
 
 WORKS = ("forward", "backward", "backward_over", "loss_and_grad", "loss_and_grad_over")
-GROUPS = ("few", "ignored", "small", "options", "sweep")
+GROUPS = ("host", "few", "ignored", "small", "options", "sweep")
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 ALIASES = {"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "fp32": "float32", "f32": "float32"}
 LAUNCH_MS, FEW_MS = 0.004, 0.005  # what the bars allow beside the bytes
@@ -117,7 +117,7 @@ CPU_SPEEDUP = 6.0  # over torch's loss
 
 
 def cpu_bar(case: Case, limit_ms: float) -> Bar | None:
-    if not 32000 <= case.data.vocab <= 151936 or case.data.softcap:
+    if not 32000 <= case.data.vocab <= 151936 or case.data.softcap or case.data.rows < 64:
         return None
     share = 0.80 if case.data.dtype == "float32" else 0.50
     return Bar(f"{share:.0%}, {CPU_SPEEDUP:g}x torch", limit_ms / share)
@@ -136,11 +136,15 @@ SWEEP = (
 OPTIONS = ({"smoothing": 0.1}, {"z_loss": 1e-4}, {"weights": True}, {"softcap": 30.0})
 
 
+def wants_host(device: str, works=None, shapes=None) -> bool:
+    return "host" in works if works else device == "gpu" and not shapes
+
+
 def select(device: str, quick: bool, works=None, dtypes=None, shapes=None) -> list[Case]:
     """The cases asked for, those on the same data beside each other."""
     base = [work for work in WORKS if works is None or work in works]
     if works is None:
-        groups = ("few",) if quick and device == "gpu" else () if quick else GROUPS
+        groups = ("few",) if quick and device == "gpu" else () if quick else GROUPS[1:]
         if shapes:
             groups = ()
     else:
@@ -153,7 +157,8 @@ def select(device: str, quick: bool, works=None, dtypes=None, shapes=None) -> li
     cases = [Case(work, Data(dtype, *size)) for dtype in types for size in sizes for work in base]
     if "few" in groups:
         few = shapes if shapes and not base else [(n, 128256) for n in ((1, 8, 32, 128) if gpu else (1, 8))]
-        kinds = [work for work in every if work in ("forward", "backward", "loss_and_grad")]
+        plain = ("forward", "backward", "loss_and_grad")
+        kinds = [work for work in every if work in plain] or plain
         cases += [Case(work, Data(main, *size, few=gpu)) for size in few for work in kinds]
     if "ignored" in groups:
         for size in sizes[:2]:

@@ -17,16 +17,24 @@ from bench_stats import Limit, Timing, best_limits, summarize
 
 # Persistent blocks or one pass of them; 16-byte loads, several in flight a thread; no stores unless a sum is NaN.
 KERNELS = r"""
+template <bool kWhole>
+__device__ void load(uint4 (&v)[UNROLL], const uint4 *p, long long base, long long n) {
+#pragma unroll
+  for (int k = 0; k < UNROLL; ++k) {
+    const long long i = base + threadIdx.x + k * (int)blockDim.x;
+    v[k] = make_uint4(0, 0, 0, 0);
+    if (kWhole || i < n) {
+      asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(v[k].x), "=r"(v[k].y), "=r"(v[k].z), "=r"(v[k].w) : "l"(p + i));
+    }
+  }
+}
 extern "C" __global__ void read16(const uint4 *p, long long n, unsigned *out) {
   unsigned s = 0;
   const long long span = (long long)blockDim.x * UNROLL;
   for (long long base = blockIdx.x * span; base < n; base += gridDim.x * span) {
     uint4 v[UNROLL];
-#pragma unroll
-    for (int k = 0; k < UNROLL; ++k) {
-      const long long i = base + threadIdx.x + (long long)k * blockDim.x;
-      v[k] = i < n ? p[i] : make_uint4(0, 0, 0, 0);
-    }
+    if (base + span <= n) load<true>(v, p, base, n); else load<false>(v, p, base, n);
 #pragma unroll
     for (int k = 0; k < UNROLL; ++k) s += (v[k].x ^ v[k].y) + (v[k].z ^ v[k].w);
   }
@@ -36,11 +44,7 @@ extern "C" __global__ void inplace16(uint4 *p, long long n) {
   const long long span = (long long)blockDim.x * UNROLL;
   for (long long base = blockIdx.x * span; base < n; base += gridDim.x * span) {
     uint4 v[UNROLL];
-#pragma unroll
-    for (int k = 0; k < UNROLL; ++k) {
-      const long long i = base + threadIdx.x + (long long)k * blockDim.x;
-      if (i < n) v[k] = p[i];
-    }
+    if (base + span <= n) load<true>(v, p, base, n); else load<false>(v, p, base, n);
 #pragma unroll
     for (int k = 0; k < UNROLL; ++k) {
       const long long i = base + threadIdx.x + (long long)k * blockDim.x;

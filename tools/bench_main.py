@@ -25,7 +25,8 @@ is shown as WRONG and not timed. `spread` is the 90th less the 10th percentile.
 """
 EPILOG = """\
 works: forward backward backward_over loss_and_grad loss_and_grad_over, where _over writes the gradient over the logits;
-groups of them: few (1 to 128 rows), ignored (60 % of the rows), small (vocabularies), options, sweep (of vocabularies).
+groups of them: host (time of one call), few (1 to 128 rows), ignored (60 % of the rows), small (vocabularies), options,
+sweep (of vocabularies).
 Peers: torch, and on GPUs liger-kernel, quack-kernels and transformer_engine where they can be imported: install them
 beside torch, or give a folder of wheels.
 """
@@ -123,7 +124,7 @@ class Bench:
             memory = {"kept_bytes": kept, "peak_bytes": peak}
         last = bound[min(count, device.samples + device.warm) - 1]
         last.spoil()
-        timing = device.measure([run.run for run in bound], before if prepares else None, graph=who.graph)
+        timing = device.measure([run.run for run in bound], before if prepares else None, graph=last.graph)
         wrong = reference.check(**last.outputs(), strict=who.strict)
         if wrong:
             return {"wrong": f"after the timing: {wrong}"}
@@ -178,11 +179,22 @@ class Bench:
                 reasons.append(record["speedup"] >= cases_of.CPU_SPEEDUP)
         record["met"] = all(reasons)
 
+    def host(self, who) -> None:
+        import bench_host
+
+        try:
+            lines = bench_host.measure(self.device, who, self.environment)
+        except Exception as error:  # the rest still runs
+            say(f"host: {type(error).__name__}: {error}")
+            return
+        for line in lines:
+            report.line(line)
+        self.records += lines
+
     def run(self, cases: list[Case], contestants: list) -> None:
         import bench_check
 
         started, done = time.monotonic(), 0
-        report.head()
         for data, group in groupby(cases, key=lambda case: case.data):
             group = list(group)
             if self.args.seconds and time.monotonic() - started > self.args.seconds:
@@ -252,7 +264,10 @@ def main(argv: list[str]) -> int:
     print(f"limits: {rates}", flush=True)
     bench = Bench(args, device, limits, environment)
     selected = cases_of.select(args.device, args.quick, args.works, args.dtypes, args.shapes)
+    report.head()
     try:
+        if cases_of.wants_host(args.device, args.works, args.shapes):
+            bench.host(contestants[0])
         bench.run(selected, contestants)
     except KeyboardInterrupt:
         say("interrupted; what was measured is kept")

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """libxent and the implementations that it is compared with, each as a way to run a work on a set of buffers.
 
-A contestant has `name`, `strict` (held to the bars of the specification), `graph` (may be captured), `takes(case)`,
-`destroys(case)` (the logits must be restored before each run) and `bind(case, slot)`; what bind gives has `run()`,
-`before` (None, or what each run needs done first, untimed), `outputs()` to check, and `forward()` and `backward(state)`
-that allocate all they keep, for the memory figures.
+A contestant has `name`, `strict` (held to the bars of the specification), `takes(case)`, `destroys(case)` (the logits
+must be restored before each run), `prepare(case)` and `bind(case, slot)`; what bind gives has `run()`, `graph` (may be
+captured), `before` (None, or what each run needs done first, untimed), `outputs()` to check, `spoil()` that makes them
+wrong, and `forward()` and `backward(state)` that allocate all they keep, for the memory figures.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ class Slot:
 
 
 class Libxent:
-    name, strict, graph = "libxent", True, True
+    name, strict = "libxent", True
 
     def __init__(self, device) -> None:
         import libxent
 
         self.libxent, self.device = libxent, device
+        self.plan = self.plan_of = None
         wanted = "cuda" if device.kind == "gpu" else "cpu"
         if wanted not in libxent.backends():
             try:
@@ -56,8 +57,13 @@ class Libxent:
         pass
 
     def bind(self, case: Case, slot: Slot) -> LibxentRun:
+        if self.plan_of != case:
+            self.plan, self.plan_of = self._make_plan(case), case
+        return LibxentRun(self.plan, case, slot)
+
+    def _make_plan(self, case: Case):
         data = case.data
-        plan = self.libxent.Plan(
+        return self.libxent.Plan(
             device=self.device.device,
             logits_dtype=data.dtype,
             max_rows=data.rows,
@@ -68,13 +74,13 @@ class Libxent:
             softcap=data.softcap,
             overwrite_logits=case.over,
         )
-        return LibxentRun(plan, case, slot)
 
 
 class LibxentRun:
     before = None
 
     def __init__(self, plan, case: Case, slot: Slot) -> None:
+        self.graph = plan.info.graph_capture
         self.plan, self.work, self.slot = plan, case.work.removesuffix("_over"), slot
         self.grad = slot.logits if case.over else slot.grad
         device = slot.logits.device
@@ -127,7 +133,7 @@ class LibxentRun:
 class Autograd:
     """A peer that is a differentiable loss. "loss_and_grad" is its forward and backward, one after the other."""
 
-    strict, graph = False, False
+    strict = False
     destroys_forward = destroys_backward = False
     dtypes = ("bfloat16", "float16", "float32")
     options: tuple[str, ...] = ()
@@ -157,6 +163,8 @@ class Autograd:
 
 
 class AutogradRun:
+    graph = False  # some read results back, which no capture allows
+
     def __init__(self, peer: Autograd, case: Case, slot: Slot) -> None:
         self.peer, self.case, self.slot = peer, case, slot
         self.work = case.work.removesuffix("_over")
