@@ -102,13 +102,12 @@ def gpu_bar(case: Case, limit_ms: float) -> Bar | None:
             share = 0.90
     if 128 <= data.vocab < 4096:
         return Bar("80%", limit_ms / 0.80)
-    # Shapes are named by their bytes a row: those of 32000 to 262144 columns of bfloat16 have the full bar.
-    columns = row_bytes // 2
     if not 4096 <= data.vocab <= 300000:
         return None
     bar = limit_ms / share + extra
     text = f"{share:.0%}" + (" + 4us" if extra else "")
-    if 32000 <= columns <= 262144 and data.rows >= 2048 and data.vocab > 4096:
+    # Full bars begin at the bytes a row of 32000 columns of half precision.
+    if row_bytes >= 2 * 32000 and data.vocab <= 262144 and data.rows >= 2048:
         return Bar(text, bar)
     return Bar(f"80% of {text}", bar / 0.80)
 

@@ -96,10 +96,8 @@ def summary(records: list[dict]) -> None:
     for record in records:
         peer = best.get(_same_case(record))
         if record["who"] == "libxent" and record["ms"] is not None and peer and "loss_and_grad" in record["work"]:
-            print(
-                f"{record['work']} {record['dtype']} {record['rows']}x{record['vocab']} {record['options']}: "
-                f"{peer['ms'] / record['ms']:.2f}x as fast as the best peer, {peer['who']}"
-            )
+            name = f"{record['work']} {record['dtype']} {record['rows']}x{record['vocab']} {record['options']}".rstrip()
+            print(f"{name}: {peer['ms'] / record['ms']:.2f}x as fast as the best peer, {peer['who']}")
     ours = [record for record in records if record["who"] == "libxent"]
     judged = [record for record in ours if record["met"] is not None]
     wrong, failed = (sum(key in record for record in ours) for key in ("wrong", "error"))
