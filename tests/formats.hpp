@@ -82,6 +82,7 @@ inline long double ulp_at(const DLDataType &t, long double v) {
 // Rounds to nearest even in the format; beyond its range infinity.
 inline double round_to(const DLDataType &t, double v) {
   if (t == kF64 || v == 0 || !std::isfinite(v)) return v;
+  if (t == kF32) return static_cast<double>(static_cast<float>(v));
   const double unit = static_cast<double>(ulp_at(t, v));
   const double rounded = std::nearbyint(v / unit) * unit;  // unit is a power of two: both steps exact
   if (std::fabs(rounded) > max_finite(t)) return std::copysign(kInf, v);
@@ -93,6 +94,12 @@ inline double decode_float(const DLDataType &t, uint64_t bits) {
     double v;
     std::memcpy(&v, &bits, 8);
     return v;
+  }
+  if (t == kF32) {
+    float v;
+    const auto low = static_cast<uint32_t>(bits);
+    std::memcpy(&v, &low, 4);
+    return static_cast<double>(v);
   }
   const Format f = format_of(t);
   const int fraction_bits = f.precision - 1;
@@ -106,8 +113,9 @@ inline double decode_float(const DLDataType &t, uint64_t bits) {
   } else if (biased == 0) {
     v = std::ldexp(static_cast<double>(fraction), f.min_exponent - fraction_bits);
   } else {
-    v = std::ldexp(static_cast<double>(fraction | (uint64_t{1} << fraction_bits)),
-                   f.min_exponent - fraction_bits + biased - 1);
+    const auto exponent = static_cast<uint64_t>(biased - 1 + f.min_exponent + 1023);
+    const uint64_t wide = (exponent << 52) | (fraction << (52 - fraction_bits));
+    std::memcpy(&v, &wide, 8);
   }
   return negative ? -v : v;
 }
@@ -118,22 +126,29 @@ inline uint64_t encode_float(const DLDataType &t, double v) {
     std::memcpy(&bits, &v, 8);
     return bits;
   }
+  if (t == kF32) {
+    const auto single = static_cast<float>(v);
+    uint32_t bits;
+    std::memcpy(&bits, &single, 4);
+    return bits;
+  }
   const Format f = format_of(t);
   const int fraction_bits = f.precision - 1;
   const int exponent_bits = t.bits - 1 - fraction_bits;
   const uint64_t sign = std::signbit(v) ? uint64_t{1} << (t.bits - 1) : 0;
   const uint64_t infinity = ((uint64_t{1} << exponent_bits) - 1) << fraction_bits;
   if (std::isnan(v)) return sign | infinity | (uint64_t{1} << (fraction_bits - 1));
-  const double r = std::fabs(round_to(t, v));
-  if (std::isinf(r)) return sign | infinity;
-  if (r == 0) return sign;
-  int e;
-  std::frexp(r, &e);
-  --e;
-  if (e < f.min_exponent) return sign | static_cast<uint64_t>(std::ldexp(r, fraction_bits - f.min_exponent));
-  const uint64_t significand = static_cast<uint64_t>(std::ldexp(r, fraction_bits - e));
-  return sign | (static_cast<uint64_t>(e - f.min_exponent + 1) << fraction_bits) |
-         (significand & ((uint64_t{1} << fraction_bits) - 1));
+  const double magnitude = std::fabs(v);
+  if (magnitude < std::ldexp(1.0, f.min_exponent)) {  // the spacing is constant, and a carry gives the least normal
+    return sign | static_cast<uint64_t>(std::nearbyint(std::ldexp(magnitude, fraction_bits - f.min_exponent)));
+  }
+  // Nearest even among float64's bits: add just less than half a unit, or half of it where the kept part is odd.
+  uint64_t wide;
+  std::memcpy(&wide, &magnitude, 8);
+  const int dropped = 52 - fraction_bits;
+  wide += (uint64_t{1} << (dropped - 1)) - 1 + ((wide >> dropped) & 1);
+  const uint64_t narrow = (wide >> dropped) - (static_cast<uint64_t>(1022 + f.min_exponent) << fraction_bits);
+  return sign | (narrow < infinity ? narrow : infinity);
 }
 
 inline uint64_t load_bits(const uint8_t *p, int64_t bytes) {

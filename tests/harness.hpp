@@ -126,7 +126,12 @@ std::optional<Result> run(const Problem &problem, Mode mode);
 struct Worst {
   double loss = 0, lse = 0, entropy = 0, grad = 0;
 };
+struct Outcome {
+  Mode mode;
+  const Result *result;
+};
 // Compares with the reference; true when all is within the bars.
+bool check(const Problem &problem, const std::vector<Outcome> &outcomes, Worst *worst = nullptr);
 bool check(const Problem &problem, const Result &result, Mode mode, Worst *worst = nullptr);
 
 // Both modes, each compared with the reference.

@@ -36,6 +36,7 @@ class Logits {
       const double top = x[argmax_];
       if (std::isinf(top)) nan_ = true;  // all -inf, or any +inf
     }
+    top_ = z(argmax_);
   }
 
   bool has_softmax() const { return !nan_; }
@@ -50,7 +51,7 @@ class Logits {
   }
   // z_i - max z, from a difference of inputs where z is linear.
   Real shifted(int64_t i) const {
-    if (capped()) return z(i) - z(argmax_);
+    if (capped()) return z(i) - top_;
     return Real(options_.logit_scale) * (Real(x_[i]) - Real(x_[argmax_]));
   }
   Real slope(int64_t i) const {
@@ -65,6 +66,7 @@ class Logits {
   const double *x_;
   bool nan_ = false;
   int64_t argmax_ = 0;
+  Real top_ = 0;
 };
 
 template <class Real>

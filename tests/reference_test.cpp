@@ -110,6 +110,11 @@ TEST(Formats, RoundingIsToNearestEven) {
   EXPECT_EQ(round_to(kBf16, 1 + 0x1p-8 + 0x1p-30), 1 + 0x1p-7);
   EXPECT_EQ(round_to(kF16, 65519.0), 65504.0);
   EXPECT_EQ(round_to(kF16, 65520.0), kInf);
+  Rng rng = test_rng();
+  for (int i = 0; i < 20000; ++i) {
+    const double v = std::ldexp(std::uniform_real_distribution<double>(-1, 1)(rng), static_cast<int>(pick(rng, -140, 128)));
+    for (const DLDataType t : {kF16, kBf16, kF32}) ASSERT_EQ(decode_float(t, encode_float(t, v)), round_to(t, v)) << v;
+  }
   for (const float f : {1.0f / 3, -1e-40f, 3e38f, 0x1p-149f}) {
     EXPECT_EQ(decode_float(kF32, encode_float(kF32, f)), f);
   }

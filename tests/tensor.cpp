@@ -120,13 +120,16 @@ void Tensor::finish(int64_t byte_offset) {
 }
 
 template <class F>
-void Tensor::each(F &&f) const {
+void Tensor::each_row(F &&f) const {
+  if (elements_ == 0) return;
   const int64_t size = size_of(dtype_);
-  std::vector<int64_t> index(shape_.size(), 0);
+  if (shape_.empty()) return f(0, origin_, 1, size);
+  const size_t last = shape_.size() - 1;
+  std::vector<int64_t> index(last, 0);
   int64_t byte = origin_;
-  for (int64_t i = 0; i < elements_; ++i) {
-    f(i, byte);
-    for (size_t d = shape_.size(); d-- > 0;) {
+  for (int64_t i = 0; i < elements_; i += shape_[last]) {
+    f(i, byte, shape_[last], shape_[last] == 1 ? size : strides_[last] * size);
+    for (size_t d = last; d-- > 0;) {
       if (shape_[d] == 1) continue;
       byte += strides_[d] * size;
       if (++index[d] < shape_[d]) break;
@@ -137,33 +140,50 @@ void Tensor::each(F &&f) const {
 }
 
 void Tensor::poison() {
-  each([&](int64_t, int64_t byte) {
-    std::memset(memory_->image() + byte, kPoison, static_cast<size_t>(size_of(dtype_)));
+  const int64_t size = size_of(dtype_);
+  each_row([&](int64_t, int64_t byte, int64_t count, int64_t step) {
+    if (step == size) return void(std::memset(memory_->image() + byte, kPoison, static_cast<size_t>(count * size)));
+    for (int64_t i = 0; i < count; ++i) {
+      std::memset(memory_->image() + byte + i * step, kPoison, static_cast<size_t>(size));
+    }
   });
 }
 
 void Tensor::allow_writes() {
-  each([&](int64_t, int64_t byte) { memory_->allow_writes(byte, size_of(dtype_)); });
+  const int64_t size = size_of(dtype_);
+  each_row([&](int64_t, int64_t byte, int64_t count, int64_t step) {
+    if (step == size) return memory_->allow_writes(byte, count * size);
+    for (int64_t i = 0; i < count; ++i) memory_->allow_writes(byte + i * step, size);
+  });
 }
 
 void Tensor::fill(const std::vector<double> &values) {
   const bool is_fp = is_float(dtype_);
-  each([&](int64_t i, int64_t byte) {
-    const double v = values[static_cast<size_t>(i)];
-    const uint64_t bits = is_fp ? encode_float(dtype_, v) : static_cast<uint64_t>(static_cast<int64_t>(v));
-    std::memcpy(memory_->image() + byte, &bits, static_cast<size_t>(size_of(dtype_)));
+  each_row([&](int64_t first, int64_t byte, int64_t count, int64_t step) {
+    for (int64_t i = 0; i < count; ++i) {
+      const double v = values[static_cast<size_t>(first + i)];
+      const uint64_t bits = is_fp ? encode_float(dtype_, v) : static_cast<uint64_t>(static_cast<int64_t>(v));
+      std::memcpy(memory_->image() + byte + i * step, &bits, static_cast<size_t>(size_of(dtype_)));
+    }
   });
 }
 
 void Tensor::fill(const std::vector<int64_t> &values) {
-  each([&](int64_t i, int64_t byte) {
-    std::memcpy(memory_->image() + byte, &values[static_cast<size_t>(i)], static_cast<size_t>(size_of(dtype_)));
+  each_row([&](int64_t first, int64_t byte, int64_t count, int64_t step) {
+    for (int64_t i = 0; i < count; ++i) {
+      std::memcpy(memory_->image() + byte + i * step, &values[static_cast<size_t>(first + i)],
+                  static_cast<size_t>(size_of(dtype_)));
+    }
   });
 }
 
 std::vector<uint64_t> Tensor::bits() const {
   std::vector<uint64_t> out(static_cast<size_t>(elements_));
-  each([&](int64_t i, int64_t byte) { out[static_cast<size_t>(i)] = load_bits(memory_->image() + byte, size_of(dtype_)); });
+  each_row([&](int64_t first, int64_t byte, int64_t count, int64_t step) {
+    for (int64_t i = 0; i < count; ++i) {
+      out[static_cast<size_t>(first + i)] = load_bits(memory_->image() + byte + i * step, size_of(dtype_));
+    }
+  });
   return out;
 }
 

@@ -86,8 +86,9 @@ class Tensor {
 
  private:
   void finish(int64_t byte_offset);
+  // f(first element, its byte, count, bytes from one to the next) for every row of the last dimension.
   template <class F>
-  void each(F &&f) const;
+  void each_row(F &&f) const;
 
   std::shared_ptr<Memory> memory_;
   DLDataType dtype_ = kF32;
