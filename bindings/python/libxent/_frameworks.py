@@ -29,11 +29,17 @@ def packed_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+_dtypes: dict[Any, DType] = {}  # of a framework's dtype objects, whose names are slow to ask for
+
+
 def dtype_of(dtype: Any, name: str) -> DType:
-    text = _dlpack.dtype_name(dtype)
-    if text not in DTYPES:
-        raise InvalidArgument(f"{name}: element type {text} is not one that libxent knows")
-    return DTYPES[text]
+    found = _dtypes.get(dtype)
+    if found is None:
+        text = _dlpack.dtype_name(dtype)
+        if text not in DTYPES:
+            raise InvalidArgument(f"{name}: element type {text} is not one that libxent knows")
+        found = _dtypes[dtype] = DTYPES[text]
+    return found
 
 
 class Framework:

@@ -11,8 +11,8 @@ import threading
 from typing import Any
 
 from ._call import Result
-from ._dlpack import CUDA, CUDA_MANAGED, NAMES, dtype_name
-from ._frameworks import TORCH, framework_of
+from ._dlpack import CUDA, CUDA_MANAGED, NAMES
+from ._frameworks import TORCH, dtype_of, framework_of
 from ._library import InvalidArgument
 from ._plan import Plan
 
@@ -38,7 +38,7 @@ def _plan_for(logits: Any, targets: Any, **options: Any) -> Plan:
     key = (
         ("device", (CUDA, device_id) if on_cuda else "cpu"),
         ("logits_dtype", dtype),
-        ("target_dtype", dtype_name(targets.dtype)),
+        ("target_dtype", NAMES[dtype_of(targets.dtype, "targets")]),
         ("max_rows", 1 << max(rows - 1, 0).bit_length()),
         ("vocab", tensor.shape[-1]),
         *options.items(),
