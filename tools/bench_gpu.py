@@ -177,8 +177,9 @@ class Gpu:
                 blocks = min(blocks, self.processors * (2048 // threads))
 
             def launch(kernel, args, blocks=blocks, threads=threads):
-                stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
-                kernel((blocks,), (threads,), args, stream=stream)
+                stream = torch.cuda.current_stream().cuda_stream  # 0, the default stream, is CuPy's too
+                with cupy.cuda.ExternalStream(stream) if stream else contextlib.nullcontext():
+                    kernel((blocks,), (threads,), args)
 
             read, inplace = module.get_function("read16"), module.get_function("inplace16")
             name = f"16-byte loads, {unroll} x {threads}" + (", persistent" if persistent else "")
