@@ -25,12 +25,12 @@ template <class A>
 inline constexpr A kLowest = std::numeric_limits<A>::lowest();
 constexpr size_t kSerial = 4;  // additions an accumulator
 
-// Max(value, so_far) may drop or keep a NaN: the sum sees it in any case.
+// No less than `least`. Max(value, so_far) may drop or keep a NaN: the sum sees it in any case.
 template <class A>
-A BlockMax(const A *v, size_t n) {
+A BlockMax(const A *v, size_t n, A least) {
   const Tag<A> d;
   const size_t lanes = hn::Lanes(d);
-  auto m0 = hn::Set(d, kLowest<A>), m1 = m0, m2 = m0, m3 = m0;
+  auto m0 = hn::Set(d, least), m1 = m0, m2 = m0, m3 = m0;
   size_t i = 0;
   for (; i + 4 * lanes <= n; i += 4 * lanes) {
     m0 = hn::Max(hn::LoadU(d, v + i), m0);
@@ -39,7 +39,7 @@ A BlockMax(const A *v, size_t n) {
     m3 = hn::Max(hn::LoadU(d, v + i + 3 * lanes), m3);
   }
   for (; i + lanes <= n; i += lanes) m0 = hn::Max(hn::LoadU(d, v + i), m0);
-  if (i < n) m1 = hn::Max(LoadTail(d, v + i, n - i, kLowest<A>), m1);
+  if (i < n) m1 = hn::Max(LoadTail(d, v + i, n - i, least), m1);
   return hn::GetLane(hn::MaxOfLanes(d, hn::Max(hn::Max(m0, m1), hn::Max(m2, m3))));
 }
 
@@ -164,23 +164,27 @@ void Forward(const RowMath &math, const Span &span, Partial *out) {
   const Sums sums = kSums[math.smoothing][math.entropy];
   HWY_ALIGN A block[kBlock];
   PartialTree tree(math);
-  double best = kLowest<A>;
+  A best = -std::numeric_limits<A>::infinity();
   int64_t index = -1;
   for (int64_t begin = span.begin; begin < span.end; begin += kBlock) {
     const int64_t left = span.end - begin;
     const size_t n = static_cast<size_t>(left < kBlock ? left : kBlock);
     const A *v = PackedBlock<T>(span, begin, n, block);
     A max = kLowest<A>;
-    if (math.softcap == 0 || math.predicted) max = BlockMax(v, n);
-    if (math.predicted && (max > best || index < 0)) {
-      const int64_t at = FirstEqual(v, n, max);
-      if (at >= 0) best = max, index = begin + at;
+    if (math.predicted) {
+      // From -inf: with softcap a row of nothing else has a largest logit too.
+      const A largest = BlockMax(v, n, -std::numeric_limits<A>::infinity());
+      if (largest > best || index < 0) {
+        const int64_t at = FirstEqual(v, n, largest);
+        if (at >= 0) best = largest, index = begin + at;
+      }
+      if (largest > max) max = largest;
     }
     if (math.softcap != 0) {
       SquashBlock(math, v, block, n);
       v = block;
-      max = BlockMax(v, n);
     }
+    if (math.softcap != 0 || !math.predicted) max = BlockMax(v, n, kLowest<A>);
     const int64_t next = left - static_cast<int64_t>(n) < kBlock ? left - static_cast<int64_t>(n) : kBlock;
     const bool fetch = span.stride == 1 && next > 0;
     const char *ahead = reinterpret_cast<const char *>(static_cast<const T *>(span.row) + begin * span.stride) +
@@ -188,7 +192,6 @@ void Forward(const RowMath &math, const Span &span, Partial *out) {
     Partial part = {};
     part.max = max;
     part.index = -1;
-    part.best = kLowest<A>;
     part.count = static_cast<int64_t>(n);
     sums(math, v, n, max, ahead, fetch ? static_cast<size_t>(next) * sizeof(T) : 0, sizeof(T), &part);
     tree.push(part);
