@@ -10,36 +10,37 @@
 namespace xent::cuda {
 
 struct RowShape {
-  int threads;  // of one row: 32, or a block
+  int threads;  // of one row: 32, or a block of 128 to 768
   int vectors;  // a thread and slice
   int slices;
+  bool one_block;  // one block can sweep the row; else its slices are always given to several
+  int shared_bytes(int words) const {  // of a block that sweeps the whole row
+    return threads > 32 ? slices * (threads + 1) * words * 4 : 0;
+  }
 };
 
-// Slices that one block sweeps by itself; a row of more is always given to several blocks.
-inline constexpr int kMaxSlicesPerBlock = 32;
-
-// `vectors` of 16 bytes a row.
-inline RowShape row_shape(int64_t vectors, int widest) {
+// `vectors` of 16 bytes a row, partials of `words` floats. A slice is as short as it can be, for few rows to spread
+// over many SMs, as long as the stash of a row's partials leaves room for other blocks of the SM.
+inline RowShape row_shape(int64_t vectors, int threads, int words) {
   constexpr int batch = 8;
   constexpr int most = 64;  // serial additions of one accumulator
-  RowShape shape = {32, batch, 1};
-  if (vectors > 32 * batch) {
-    shape.threads = 128;
-    while (shape.threads < widest && shape.threads * batch < vectors) shape.threads *= 2;
-    while (shape.vectors < most && int64_t{shape.threads} * shape.vectors * kMaxSlicesPerBlock < vectors) {
-      shape.vectors += batch;
-    }
-    const int64_t slice = int64_t{shape.threads} * shape.vectors;
-    shape.slices = static_cast<int>((vectors + slice - 1) / slice);
-  }
+  if (vectors <= 32 * batch) return {32, batch, 1, true};
+  RowShape shape = {threads, batch, 1, true};
+  const int slices = (threads > 256 ? 96 : 48) * 1024 / (threads * words * 4);
+  while (shape.vectors < most && int64_t{threads} * shape.vectors * slices < vectors) shape.vectors += batch;
+  const int64_t slice = int64_t{threads} * shape.vectors;
+  shape.slices = static_cast<int>((vectors + slice - 1) / slice);
+  shape.one_block = shape.slices <= slices;
   return shape;
 }
 
-// Forward: two blocks of 512 threads an SM, so that one loads while the other merges.
-inline RowShape forward_shape(int64_t vectors) { return row_shape(vectors, 512); }
+// Forward: small blocks, six an SM, so that most of them load while some merge.
+inline RowShape forward_shape(int64_t vectors, int words) { return row_shape(vectors, 128, words); }
 
 // Loss and gradient: few rows in flight, for the second read to hit L2 (about 34 MB of rows on an H200): one block of
-// 1024 threads an SM for long rows, two of 512 for rows of up to 128 KiB.
-inline RowShape one_pass_shape(int64_t vectors) { return row_shape(vectors, vectors > 8192 ? 1024 : 512); }
+// 768 threads an SM for long rows, three of 256 for rows of up to 128 KiB.
+inline RowShape one_pass_shape(int64_t vectors, int words) {
+  return row_shape(vectors, vectors > 8192 ? 768 : vectors > 1024 ? 256 : 128, words);
+}
 
 }  // namespace xent::cuda

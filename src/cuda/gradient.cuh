@@ -90,14 +90,14 @@ struct GradWriter {
     }
   }
 
-  // Vectors first, first + step, ... (kDepth of them) of a row whose gradient is not all zero.
-  __device__ __forceinline__ void write(int first, int step, const GradRow &grad, const Constants &c) const {
+  // Vectors first, first + kStep, ... (kDepth of them) of a row whose gradient is not all zero.
+  __device__ __forceinline__ void write(int first, const GradRow &grad, const Constants &c) const {
     uint4 v[kDepth];
-    in.template load_inside<kDepth>(first, step, v);
+    const bool all_inside = in.load_inside(first, v);
 #pragma unroll
     for (int i = 0; i < kDepth; ++i) {
-      const int k = first + i * step;
-      if (in.inside(k)) {
+      const int k = first + i * kStep;
+      if (all_inside || in.inside(k)) {
         float g[kLanes<T>];
 #pragma unroll
         for (int lane = 0; lane < kLanes<T>; ++lane) g[lane] = grad_of<F>(element<T>(v[i], lane), grad.shift, grad, c);
@@ -109,22 +109,22 @@ struct GradWriter {
           }
         }
         store_vector(k, g);
-      } else if (k >= 0 && k < vectors) {
+      } else if (k < vectors) {
         by_element(k, grad, c);
       }
     }
   }
 
-  __device__ __forceinline__ void write_zero(int first, int step, const Constants &c) const {
+  __device__ __forceinline__ void write_zero(int first, const Constants &c) const {
     const GradRow zero = {true};
 #pragma unroll
     for (int i = 0; i < kDepth; ++i) {
-      const int k = first + i * step;
+      const int k = first + i * kStep;
       const int64_t column = in.first_column(k);
-      if (out_stride == 1 && column >= 0 && column + kLanes<T> <= vocab && k >= 0) {
+      if (out_stride == 1 && column >= 0 && column + kLanes<T> <= vocab) {
         const float g[kLanes<T>] = {};
         store_vector(k, g);
-      } else if (k >= 0 && k < vectors) {
+      } else if (k < vectors) {
         by_element(k, zero, c);
       }
     }

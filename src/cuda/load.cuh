@@ -20,7 +20,11 @@ using f16 = __half;
 template <typename T>
 inline constexpr int kLanes = 16 / static_cast<int>(sizeof(T));
 
-inline constexpr int kBatch = 8;  // vectors a thread has in flight
+inline constexpr int kBatch = 8;  // vectors that a thread has in flight in forward
+
+// Neighbouring vectors of one thread are a warp's width apart, a constant, so that a batch needs one address and
+// immediate offsets. What a warp reads at once is contiguous: kBatch * 512 bytes.
+inline constexpr int kStep = 32;
 
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(f16 x) { return __half2float(x); }
@@ -159,37 +163,36 @@ struct RowReader {
     return make_uint4(words[0], words[1], words[2], words[3]);
   }
 
-  // Vectors first, first + step, ... into v: all loads are issued before the first is used. Vectors that are not
-  // `inside` come out as `empty` and are left to the caller.
+  // Vectors first, first + kStep, ... into v: all loads are issued before the first is used. Vectors that are not
+  // `inside` come out empty and are left to the caller. True where none was left.
   template <int N>
-  __device__ __forceinline__ void load_inside(int first, int step, uint4 (&v)[N]) const {
+  __device__ __forceinline__ bool load_inside(int first, uint4 (&v)[N]) const {
+    const uint4 *at = base + first;
+    if (first >= begin && first + (N - 1) * kStep < end) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) v[i] = at[i * kStep];
+      if (shift != 0) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) v[i] = funnel(v[i], at[i * kStep + 1], shift);
+      }
+      return true;
+    }
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const int k = first + i * step;
-      v[i] = inside(k) ? base[k] : empty_vector<T>();
+      v[i] = empty_vector<T>();
+      if (!inside(first + i * kStep)) continue;
+      v[i] = at[i * kStep];
+      if (shift != 0) v[i] = funnel(v[i], at[i * kStep + 1], shift);
     }
-    if (shift != 0) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const int k = first + i * step;
-        if (inside(k)) v[i] = funnel(v[i], base[k + 1], shift);
-      }
-    }
+    return false;
   }
 
   // The same, every vector complete.
-  __device__ __forceinline__ void load(int first, int step, uint4 (&v)[kBatch]) const {
-    const int last = first + (kBatch - 1) * step;
-    if (first >= begin && last < end && shift == 0) {
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) v[i] = base[first + i * step];
-      return;
-    }
-    load_inside(first, step, v);
-    if (first >= begin && last < end) return;
+  __device__ __forceinline__ void load(int first, uint4 (&v)[kBatch]) const {
+    if (load_inside(first, v)) return;
 #pragma unroll 1
     for (int i = 0; i < kBatch; ++i) {
-      const int k = first + i * step;
+      const int k = first + i * kStep;
       if (k >= vectors) break;
       if (inside(k)) continue;
       const uint4 edge = by_element(k);

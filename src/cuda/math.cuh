@@ -110,12 +110,9 @@ __device__ __forceinline__ void rescale(Partial &part, float m, const Constants 
   part.m = m;
 }
 
-// a + b; the argmax of equal logits is the lower index, so the order of a and b does not matter for it.
+// a += b, both rescaled to one maximum. The argmax of equal logits is the lower index, whatever the order.
 template <unsigned F>
-__device__ __forceinline__ Partial merge(Partial a, Partial b, const Constants &c) {
-  const float m = fmaxf(a.m, b.m);
-  rescale<F>(a, m, c);
-  rescale<F>(b, m, c);
+__device__ __forceinline__ void add_rescaled(Partial &a, const Partial &b) {
   a.d = a.d + b.d;
   if constexpr ((F & kSum) != 0) {
     a.s = a.s + b.s;
@@ -128,16 +125,34 @@ __device__ __forceinline__ Partial merge(Partial a, Partial b, const Constants &
       a.i = b.i;
     }
   }
-  return a;
 }
 
-// Lane 0 gets the sum of the lanes, always in the same tree.
-template <unsigned F>
-__device__ __forceinline__ Partial warp_merge(Partial part, const Constants &c) {
+// Sum of a compile-time number of partials: one maximum, one rescale of each, then balanced trees.
+template <unsigned F, int N>
+__device__ __forceinline__ Partial merge_all(Partial (&parts)[N], const Constants &c) {
+  float m = parts[0].m;
 #pragma unroll
-  for (int distance = 16; distance > 0; distance >>= 1) {
+  for (int i = 1; i < N; ++i) m = fmaxf(m, parts[i].m);
+#pragma unroll
+  for (int i = 0; i < N; ++i) rescale<F>(parts[i], m, c);
+#pragma unroll
+  for (int width = N / 2; width > 0; width /= 2) {
+#pragma unroll
+    for (int i = 0; i < width; ++i) add_rescaled<F>(parts[i], parts[i + width]);
+  }
+  return parts[0];
+}
+
+// Sum over `width` neighbouring lanes (a power of two), left in the first of them, always by the same tree.
+template <unsigned F>
+__device__ __forceinline__ Partial merge_lanes(Partial part, int width, const Constants &c) {
+  float m = part.m;
+  for (int distance = width / 2; distance > 0; distance /= 2) {
+    m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, distance));
+  }
+  rescale<F>(part, m, c);
+  for (int distance = width / 2; distance > 0; distance /= 2) {
     Partial other;
-    other.m = __shfl_down_sync(0xffffffffu, part.m, distance);
     other.d = __shfl_down_sync(0xffffffffu, part.d, distance);
     if constexpr ((F & kSum) != 0) {
       other.s = __shfl_down_sync(0xffffffffu, part.s, distance);
@@ -148,43 +163,44 @@ __device__ __forceinline__ Partial warp_merge(Partial part, const Constants &c) 
       other.x = __shfl_down_sync(0xffffffffu, part.x, distance);
       other.i = __shfl_down_sync(0xffffffffu, part.i, distance);
     }
-    part = merge<F>(part, other, c);
+    add_rescaled<F>(part, other);
   }
   return part;
 }
 
+// Words of one partial, `pitch` apart.
 template <unsigned F>
-__device__ __forceinline__ void store_partial(float *out, const Partial &part) {
+__device__ __forceinline__ void store_partial(float *out, int pitch, const Partial &part) {
   out[0] = part.m;
-  out[1] = part.d;
+  out[pitch] = part.d;
   int at = 2;
   if constexpr ((F & kSum) != 0) {
-    out[at++] = part.s;
-    out[at++] = part.n;
+    out[pitch * at++] = part.s;
+    out[pitch * at++] = part.n;
   }
-  if constexpr ((F & kEntropy) != 0) out[at++] = part.e;
+  if constexpr ((F & kEntropy) != 0) out[pitch * at++] = part.e;
   if constexpr ((F & kArgmax) != 0) {
-    out[at++] = part.x;
-    out[at++] = __int_as_float(static_cast<int>(part.i & 0xffffffff));
-    out[at++] = __int_as_float(static_cast<int>(part.i >> 32));
+    out[pitch * at++] = part.x;
+    out[pitch * at++] = __int_as_float(static_cast<int>(part.i & 0xffffffff));
+    out[pitch * at++] = __int_as_float(static_cast<int>(part.i >> 32));
   }
 }
 
 template <unsigned F>
-__device__ __forceinline__ Partial load_partial(const float *in) {
+__device__ __forceinline__ Partial load_partial(const float *in, int pitch) {
   Partial part;
   part.m = in[0];
-  part.d = in[1];
+  part.d = in[pitch];
   int at = 2;
   if constexpr ((F & kSum) != 0) {
-    part.s = in[at++];
-    part.n = in[at++];
+    part.s = in[pitch * at++];
+    part.n = in[pitch * at++];
   }
-  if constexpr ((F & kEntropy) != 0) part.e = in[at++];
+  if constexpr ((F & kEntropy) != 0) part.e = in[pitch * at++];
   if constexpr ((F & kArgmax) != 0) {
-    part.x = in[at++];
-    const int64_t low = static_cast<uint32_t>(__float_as_int(in[at++]));
-    part.i = (static_cast<int64_t>(__float_as_int(in[at++])) << 32) | low;
+    part.x = in[pitch * at++];
+    const int64_t low = static_cast<uint32_t>(__float_as_int(in[pitch * at++]));
+    part.i = (static_cast<int64_t>(__float_as_int(in[pitch * at++])) << 32) | low;
   }
   return part;
 }

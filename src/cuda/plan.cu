@@ -138,14 +138,14 @@ xent_status Plan::load(xent_error *err) {
   partial_words_ = kSets[feature_set_].words;
   lanes_ = static_cast<int>(16 / element_size(type));
   const int64_t vectors = ceil_div(options_.classes, lanes_);
-  forward_shape_ = forward_shape(vectors);
-  one_pass_shape_ = one_pass_shape(vectors);
+  forward_shape_ = forward_shape(vectors, partial_words_);
+  one_pass_shape_ = one_pass_shape(vectors, partial_words_);
 
   // Few rows: slices on many SMs. Not so many that the partials take more than the workspace may, and for the
   // gradient not so many that the logits leave L2 before they are read again.
   const auto split_rows = [&](const RowShape &shape, int64_t rows) {
     if (shape.slices == 1) return int64_t{0};
-    if (shape.slices > kMaxSlicesPerBlock) return options_.max_rows;
+    if (!shape.one_block) return options_.max_rows;
     return std::min(rows, options_.max_rows);
   };
   const int64_t row_bytes = options_.vocab * static_cast<int64_t>(element_size(type));
@@ -156,6 +156,7 @@ xent_status Plan::load(xent_error *err) {
 
   // A kernel that was never asked for is loaded at its first launch, which a stream capture would refuse.
   const int capped = options_.softcap != 0.0 ? 1 : 0;
+  const int most_shared = 99 * 1024;  // above what any shape takes, and what compute capability 8.6 has
   const void *used[] = {kernels_->rows[feature_set_],
                         kernels_->rows_and_gradient[feature_set_],
                         kernels_->slices[feature_set_],
@@ -167,6 +168,9 @@ xent_status Plan::load(xent_error *err) {
   for (const void *kernel : used) {
     cudaFuncAttributes attributes;
     code = cudaFuncGetAttributes(&attributes, kernel);
+    if (code == cudaSuccess && attributes.maxDynamicSharedSizeBytes < most_shared) {
+      code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared);
+    }
     if (code != cudaSuccess) return device_error(err, code, "loading a kernel");
   }
   return XENT_OK;
@@ -231,19 +235,17 @@ xent_status Plan::sweep(const Params &params, const RowShape &shape, int64_t spl
                         xent_error *err) const {
   Params p = params;
   void *args[] = {&p};
-  const size_t partial_bytes = static_cast<size_t>(partial_words_) * sizeof(float);
-  const size_t warps = static_cast<size_t>(shape.threads) / 32;
   if (shape.slices > 1 && p.rows <= split_rows) {
     const xent_status status = launch(kernels_->slices[feature_set_], p.rows * shape.slices, shape.threads,
-                                      warps * partial_bytes, args, stream, "slices kernel", err);
+                                      shape.threads * partial_words_ * sizeof(float), args, stream, "slices kernel", err);
     if (status != XENT_OK) return status;
     return launch(kernels_->combine[feature_set_], ceil_div(p.rows, 4), 128, 0, args, stream, "combine kernel", err);
   }
   const int block = std::max(shape.threads, 128);
-  const size_t shared = static_cast<size_t>(shape.slices) * (warps + 1) * partial_bytes;
   const void *kernel = p.grad_logits.data != nullptr ? kernels_->rows_and_gradient[feature_set_]
                                                      : kernels_->rows[feature_set_];
-  return launch(kernel, ceil_div(p.rows, block / shape.threads), block, shared, args, stream, "rows kernel", err);
+  return launch(kernel, ceil_div(p.rows, block / shape.threads), block,
+                shape.shared_bytes(partial_words_), args, stream, "rows kernel", err);
 }
 
 xent_status Plan::gradient(const Params &params, void *stream, xent_error *err) const {
@@ -251,11 +253,12 @@ xent_status Plan::gradient(const Params &params, void *stream, xent_error *err) 
   const bool wide = lanes_ == 8 && p.grad_logits.type == Element::f32;
   const void *kernel = kernels_->backward[options_.softcap != 0.0 ? 1 : 0][wide ? 1 : 0];
   const int64_t vectors = ceil_div(options_.vocab + lanes_ - 1, lanes_);  // a misaligned row begins inside a vector
-  int width = 8;
-  while (width < kBackwardThreads && width * kDepth < vectors) width *= 2;
-  int stretches = static_cast<int>(ceil_div(vectors, int64_t{width} * kDepth));
-  void *args[] = {&p, &stretches, &width};
-  return launch(kernel, ceil_div(p.rows * stretches, kBackwardThreads / width), kBackwardThreads, 0, args, stream,
+  const int64_t stretches = ceil_div(vectors, 32 * kDepth);
+  int warps = 1;
+  while (warps < kBackwardThreads / 32 && warps * kRepeats < stretches) warps *= 2;
+  int pieces = static_cast<int>(ceil_div(stretches, int64_t{warps} * kRepeats));
+  void *args[] = {&p, &pieces, &warps};
+  return launch(kernel, ceil_div(p.rows * pieces, kBackwardThreads / 32 / warps), kBackwardThreads, 0, args, stream,
                 "backward kernel", err);
 }
 
