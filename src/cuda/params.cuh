@@ -55,7 +55,6 @@ struct Params {
   int32_t has_ignore_index;
   int32_t reduction;
   int32_t empty_mean_is_nan;
-  int32_t scalar_grad;   // grad_loss is one value
   Tensor logits, targets, mask, row_weights, denominator;
   Tensor loss, stats, divisor, lse, entropy, predicted, row_counts;
   Tensor grad_loss, grad_logits;

@@ -206,7 +206,6 @@ Params Plan::params(const xent_problem &problem, const RowShape &shape, const Wo
   p.has_ignore_index = options_.has_ignore_index;
   p.reduction = options_.reduction;
   p.empty_mean_is_nan = options_.empty_mean_is_nan;
-  p.scalar_grad = problem.grad_loss.rank == 0;
   p.logits = tensor_of(problem.logits);
   p.targets = tensor_of(problem.targets);
   p.mask = tensor_of(problem.mask);

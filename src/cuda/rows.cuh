@@ -93,7 +93,7 @@ __device__ __forceinline__ GradRow grad_row(const Params &p, int64_t row, const 
   grad.target = target.target;
   if (grad.zero) return grad;
   float upstream = 1.0f;
-  if (p.grad_loss.data != nullptr) upstream = read_float(p.grad_loss, p.scalar_grad ? 0 : p.grad_loss.offset(row));
+  if (p.grad_loss.data != nullptr) upstream = read_float(p.grad_loss, p.grad_loss.offset(row));
   const float divisor = read_divisor(p);
   grad.zero = divisor == 0.0f;
   const float f = upstream / divisor * read_weight(p, row) * c.chain;
