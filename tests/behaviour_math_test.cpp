@@ -98,13 +98,15 @@ TEST_P(Math, SmallPaddedVocabulary) {
 
 TEST_P(Math, SmallOptionalOutputs) {
   for (int bits = 0; bits < 16; ++bits) {
-    for_each_dtype([&](Problem &p) {
-      p.lse = (bits & 1) != 0;
-      p.row_counts = (bits & 2) != 0;
-      p.entropy = (bits & 4) != 0;
-      p.predicted = (bits & 8) != 0;
-      p.predicted_dtype = p.counts_dtype = bits < 8 ? kI32 : kI64;
-    }, 3, 200);
+    for_each_dtype(
+        [&](Problem &p) {
+          p.lse = (bits & 1) != 0;
+          p.row_counts = (bits & 2) != 0;
+          p.entropy = (bits & 4) != 0;
+          p.predicted = (bits & 8) != 0;
+          p.predicted_dtype = p.counts_dtype = bits < 8 ? kI32 : kI64;
+        },
+        3, 200);
   }
 }
 
@@ -139,10 +141,12 @@ TEST_P(Math, SmallDenominators) {
   for (const DLDataType type : {kF32, kI32, kI64}) {
     for (const double value : {1.0, 7.0, -3.0, 0.0, 123456.0}) {
       for (const int32_t reduction : {XENT_REDUCTION_SUM, XENT_REDUCTION_MEAN}) {
-        for_each_dtype([&](Problem &p) {
-          p.reduction = reduction;
-          p.denominator = Values{type, {value}};
-        }, 3, 77);
+        for_each_dtype(
+            [&](Problem &p) {
+              p.reduction = reduction;
+              p.denominator = Values{type, {value}};
+            },
+            3, 77);
       }
     }
   }
@@ -154,11 +158,13 @@ TEST_P(Math, SmallUpstreamScalars) {
   for (const DLDataType type : {kF32, kF16, kBf16, kF64}) {
     for (const int32_t reduction : kReductions) {
       for (const double g : {1.0, 0.0, -0.37, 1024.0}) {
-        for_each_dtype([&](Problem &p) {
-          p.reduction = reduction;
-          p.upstream = Values{type, {g}};
-          p.quantize();
-        }, 3, 77);
+        for_each_dtype(
+            [&](Problem &p) {
+              p.reduction = reduction;
+              p.upstream = Values{type, {g}};
+              p.quantize();
+            },
+            3, 77);
       }
     }
   }
@@ -167,19 +173,23 @@ TEST_P(Math, SmallUpstreamScalars) {
 TEST_P(Math, SmallUpstreamPerRow) {
   for (const DLDataType type : {kF32, kF16, kBf16, kF64}) {
     for (const int64_t stride : {1, 3, -2}) {
-      for_each_dtype([&](Problem &p) {
-        p.reduction = XENT_REDUCTION_NONE;
-        add_upstream(rng_, p, type, true);
-        p.upstream_layout.strides = {stride};
-        p.upstream_layout.misalign = size_of(type);
-      }, 9, 77);
+      for_each_dtype(
+          [&](Problem &p) {
+            p.reduction = XENT_REDUCTION_NONE;
+            add_upstream(rng_, p, type, true);
+            p.upstream_layout.strides = {stride};
+            p.upstream_layout.misalign = size_of(type);
+          },
+          9, 77);
     }
-    for_each_dtype([&](Problem &p) {  // one value for all rows through a stride of 0
-      p.reduction = XENT_REDUCTION_NONE;
-      p.per_row_upstream = true;
-      p.upstream = Values{type, std::vector<double>(9, -1.5)};
-      p.upstream_layout.strides = {0};
-    }, 9, 77);
+    for_each_dtype(
+        [&](Problem &p) {  // one value for all rows through a stride of 0
+          p.reduction = XENT_REDUCTION_NONE;
+          p.per_row_upstream = true;
+          p.upstream = Values{type, std::vector<double>(9, -1.5)};
+          p.upstream_layout.strides = {0};
+        },
+        9, 77);
   }
 }
 

@@ -12,9 +12,7 @@ namespace {
 
 class Special : public BackendTest {
  protected:
-  double &at(Problem &p, int64_t row, int64_t column) {
-    return p.logits[static_cast<size_t>(row * p.vocab + column)];
-  }
+  double &at(Problem &p, int64_t row, int64_t column) { return p.logits[static_cast<size_t>(row * p.vocab + column)]; }
   void fill(Problem &p, int64_t row, int64_t from, int64_t to, double value) {
     for (int64_t c = from; c < to; ++c) at(p, row, c) = value;
   }

@@ -103,8 +103,8 @@ class Checker {
   void fail(const std::string &what, long double want, long double got, long double bar) {
     static const char *const modes[] = {"forward", "forward, backward", "loss_and_grad"};
     ++failures_;
-    ADD_FAILURE() << modes[static_cast<int>(mode_)] << ": " << what << ": got " << text(got) << ", want " << text(want) << ", off by " << text(got - want)
-                  << ", bar " << text(bar);
+    ADD_FAILURE() << modes[static_cast<int>(mode_)] << ": " << what << ": got " << text(got) << ", want " << text(want)
+                  << ", off by " << text(got - want) << ", bar " << text(bar);
   }
 
   void real(const char *name, int64_t index, Real want, Real bar, uint64_t bits, double *ratio) {
@@ -148,7 +148,8 @@ class Checker {
            worst_ ? &worst_->entropy : nullptr);
     }
     if (p_.predicted) {
-      integer("predicted of row " + std::to_string(r), want.predicted, decode_int(p_.predicted_dtype, r_->predicted[i]));
+      integer("predicted of row " + std::to_string(r), want.predicted,
+              decode_int(p_.predicted_dtype, r_->predicted[i]));
     }
     if (ignored || want.has_softmax) {
       // The maximum is exact where it is an input; z and the sum have the relative bar of a probability.

@@ -92,8 +92,8 @@ TEST_P(CudaGraph, EveryShapeOfWork) {
 
 TEST_P(CudaGraph, RandomProblems) {
   for (int i = 0; i < 20; ++i) {
-    Problem p = random_problem(rng_, backend(), choose(rng_, dtypes_of(backend())), pick(rng_, 1, 20),
-                               pick(rng_, 1, 5000));
+    Problem p =
+        random_problem(rng_, backend(), choose(rng_, dtypes_of(backend())), pick(rng_, 1, 20), pick(rng_, 1, 5000));
     if (p.z_loss != 0 || p.classes != 0) continue;  // redraw() gives no offsets that suit them
     capture_and_replay(p, pick(rng_, 0, 1) == 0 ? Mode::kForwardBackward : Mode::kLossAndGrad);
   }

@@ -64,7 +64,8 @@ class FaultListLarge : public BackendTest {
     std::vector<int64_t> targets(static_cast<size_t>(rows), -100);
     for (size_t i = 0; i < counted.size(); ++i) {
       for (int64_t c = 0; c < vocab; ++c) {
-        const uint64_t bits = encode_float(dtype, alone.logits[i * static_cast<size_t>(vocab) + static_cast<size_t>(c)]);
+        const uint64_t bits =
+            encode_float(dtype, alone.logits[i * static_cast<size_t>(vocab) + static_cast<size_t>(c)]);
         std::memcpy(row.data() + c * size, &bits, static_cast<size_t>(size));
       }
       device_->copy_in(logits.base() + counted[i] * row_stride * size, row.data(), row.size());

@@ -15,11 +15,16 @@ bool chance(Rng &rng, double p) { return uniform(rng, 0, 1) < p; }
 
 const char *name_of(Family family) {
   switch (family) {
-    case Family::kRandom: return "random";
-    case Family::kPeaked: return "peaked";
-    case Family::kFlat: return "flat";
-    case Family::kOffset: return "offset";
-    case Family::kHeavyTailed: return "heavy-tailed";
+    case Family::kRandom:
+      return "random";
+    case Family::kPeaked:
+      return "peaked";
+    case Family::kFlat:
+      return "flat";
+    case Family::kOffset:
+      return "offset";
+    case Family::kHeavyTailed:
+      return "heavy-tailed";
   }
   return "?";
 }

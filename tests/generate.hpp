@@ -24,10 +24,10 @@ void draw_logits(Rng &rng, Problem &p, Family family);
 void draw_targets(Rng &rng, Problem &p);
 
 std::vector<double> draw_normal(Rng &rng, int64_t count, double scale = 1, double mean = 0);
-void add_weights(Rng &rng, Problem &p);                   // some zero, some negative where nothing is divided by them
-void add_mask(Rng &rng, Problem &p, DLDataType dtype);    // about a quarter 0
+void add_weights(Rng &rng, Problem &p);                 // some zero, some negative where nothing is divided by them
+void add_mask(Rng &rng, Problem &p, DLDataType dtype);  // about a quarter 0
 void add_upstream(Rng &rng, Problem &p, DLDataType dtype, bool per_row);  // zero, negative and large ones
-void add_ignored(Rng &rng, Problem &p, int64_t index);    // about a quarter of the targets
+void add_ignored(Rng &rng, Problem &p, int64_t index);                    // about a quarter of the targets
 
 // The logits' types that the backend takes.
 std::vector<DLDataType> dtypes_of(Backend backend);

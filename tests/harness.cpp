@@ -45,8 +45,8 @@ Rng test_rng() {
 int64_t pick(Rng &rng, int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(rng); }
 
 bool operator==(const Result &a, const Result &b) {
-  return a.loss == b.loss && a.stats == b.stats && a.divisor == b.divisor && a.lse == b.lse &&
-         a.entropy == b.entropy && a.predicted == b.predicted && a.counts == b.counts && a.grad == b.grad;
+  return a.loss == b.loss && a.stats == b.stats && a.divisor == b.divisor && a.lse == b.lse && a.entropy == b.entropy &&
+         a.predicted == b.predicted && a.counts == b.counts && a.grad == b.grad;
 }
 
 int64_t Problem::rows() const {
@@ -158,8 +158,8 @@ Session::Session(const Problem &p, Device *device, std::shared_ptr<xent_plan> pl
     if (p.overwrite) {
       std::vector<int64_t> strides =
           p.logits_layout.strides.empty() ? packed_strides(with_vocab(p)) : p.logits_layout.strides;
-      const int64_t origin = static_cast<const uint8_t *>(logits_.dl()->data) + logits_.dl()->byte_offset -
-                             logits_.memory().address();
+      const int64_t origin =
+          static_cast<const uint8_t *>(logits_.dl()->data) + logits_.dl()->byte_offset - logits_.memory().address();
       grad_ = Tensor(logits_.shared(), p.dtype, with_vocab(p), strides, origin);
     } else {
       grad_ = Tensor(device_, p.grad_dtype, with_vocab(p), p.grad_layout);

@@ -74,9 +74,7 @@ struct Problem {
   int64_t rows() const;
   int64_t real_classes() const { return classes == 0 ? vocab : classes; }
   DLDataType acc() const { return dtype == kF64 ? kF64 : kF32; }
-  bool divides() const {
-    return reduction != XENT_REDUCTION_NONE && (reduction == XENT_REDUCTION_MEAN || denominator);
-  }
+  bool divides() const { return reduction != XENT_REDUCTION_NONE && (reduction == XENT_REDUCTION_MEAN || denominator); }
   void quantize();  // rounds every value to the type it is stored in
   std::string describe() const;
 };
@@ -146,7 +144,7 @@ class BackendTest : public ::testing::TestWithParam<Backend> {
   Rng rng_;
 };
 
-#define XENT_BACKENDS(Suite)                                                         \
+#define XENT_BACKENDS(Suite)                                                           \
   INSTANTIATE_TEST_SUITE_P(Cpu, Suite, ::testing::Values(::xent_test::Backend::kCpu)); \
   INSTANTIATE_TEST_SUITE_P(Cuda, Suite, ::testing::Values(::xent_test::Backend::kCuda))
 

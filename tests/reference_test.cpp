@@ -112,7 +112,8 @@ TEST(Formats, RoundingIsToNearestEven) {
   EXPECT_EQ(round_to(kF16, 65520.0), kInf);
   Rng rng = test_rng();
   for (int i = 0; i < 20000; ++i) {
-    const double v = std::ldexp(std::uniform_real_distribution<double>(-1, 1)(rng), static_cast<int>(pick(rng, -140, 128)));
+    const double v =
+        std::ldexp(std::uniform_real_distribution<double>(-1, 1)(rng), static_cast<int>(pick(rng, -140, 128)));
     for (const DLDataType t : {kF16, kBf16, kF32}) ASSERT_EQ(decode_float(t, encode_float(t, v)), round_to(t, v)) << v;
   }
   for (const float f : {1.0f / 3, -1e-40f, 3e38f, 0x1p-149f}) {

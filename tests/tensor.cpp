@@ -102,7 +102,10 @@ Tensor::Tensor(Device *device, DLDataType dtype, std::vector<int64_t> shape, con
 
 Tensor::Tensor(std::shared_ptr<Memory> memory, DLDataType dtype, std::vector<int64_t> shape,
                std::vector<int64_t> strides, int64_t origin)
-    : memory_(std::move(memory)), dtype_(dtype), shape_(std::move(shape)), strides_(std::move(strides)),
+    : memory_(std::move(memory)),
+      dtype_(dtype),
+      shape_(std::move(shape)),
+      strides_(std::move(strides)),
       origin_(origin) {
   finish(0);
 }

@@ -78,9 +78,9 @@ class Tensor {
   DLDataType dtype() const { return dtype_; }
   int64_t elements() const { return elements_; }
 
-  void poison();          // every element gets a pattern that no result has
-  void allow_writes();    // an output
-  void fill(const std::vector<double> &values);   // row-major, rounded to the type
+  void poison();                                 // every element gets a pattern that no result has
+  void allow_writes();                           // an output
+  void fill(const std::vector<double> &values);  // row-major, rounded to the type
   void fill(const std::vector<int64_t> &values);
   std::vector<uint64_t> bits() const;  // row-major, from the image
 

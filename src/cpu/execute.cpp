@@ -150,7 +150,9 @@ class Call {
     }
   }
 
-  double acc(double value) const { return plan_.acc_is_double ? value : static_cast<double>(static_cast<float>(value)); }
+  double acc(double value) const {
+    return plan_.acc_is_double ? value : static_cast<double>(static_cast<float>(value));
+  }
 
   // A sum of 0 means that no logit is above -inf.
   Stats stats_of(const Partial &total) const { return {total.max, total.sum > 0 ? acc(total.sum) : kNan}; }
@@ -289,7 +291,8 @@ class Call {
     double f = read_row(problem_.grad_loss, row, 1) * read_row(problem_.row_weights, row, 1) * options_.logit_scale;
     if (divides_) f /= divisor_;
     Wide loss_slope = 1;
-    if (options_.z_loss != 0) loss_slope += 2 * Wide{options_.z_loss} * (Wide{math_.scale} * stats.max + std::log(stats.sum));
+    if (options_.z_loss != 0)
+      loss_slope += 2 * Wide{options_.z_loss} * (Wide{math_.scale} * stats.max + std::log(stats.sum));
     const Wide factor = f * loss_slope / stats.sum;
     out->max = stats.max;
     out->lift = std::isfinite(factor) && factor != 0 ? std::clamp(std::ilogb(factor), 0, 100) : 0;
@@ -302,8 +305,9 @@ class Call {
   }
 
   void grad_columns(int64_t row, const GradRow &grad, const Span &span) const {
-    grad_kernel_(math_, grad, span,
-                 {const_cast<void *>(row_address(problem_.grad_logits, row)), problem_.grad_logits.col_stride, stream_});
+    grad_kernel_(
+        math_, grad, span,
+        {const_cast<void *>(row_address(problem_.grad_logits, row)), problem_.grad_logits.col_stride, stream_});
   }
 
   void grad_row(int64_t row, const Stats &stats) {
