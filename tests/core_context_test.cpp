@@ -5,6 +5,7 @@
 #include "core_plugin.hpp"
 
 #include <atomic>
+#include <barrier>
 #include <thread>
 
 namespace {
@@ -127,22 +128,33 @@ TEST_F(ContextTest, CudaIsLoadedOnceByManyThreads) {
   Folder folder;
   folder.link(kPlugins + "/fake_cuda.so", "libxent_cuda.so");
   setenv("XENT_PLUGIN_PATH", folder.path().c_str(), 1);
-  std::atomic<int> failures{0};
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 4; ++i) {
-    threads.emplace_back([&] {
-      xent_plan_desc desc{};
-      desc.struct_size = sizeof desc;
-      desc.vocab = 8;
-      desc.device = DLDevice{kDLCUDA, 0};
-      xent_plan *plan = nullptr;
-      if (xent_plan_create(ctx, &desc, &plan, nullptr) != XENT_OK) ++failures;
-      xent_plan_destroy(plan);
-    });
+  constexpr int kThreads = 4;
+  for (int round = 0; round < 50; ++round) {
+    xent_context *shared = nullptr;
+    ASSERT_EQ(xent_context_create(nullptr, &shared, &err), XENT_OK) << err.message;
+    std::atomic<int> failures{0};
+    std::barrier start(kThreads);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&] {
+        xent_plan_desc desc{};
+        desc.struct_size = sizeof desc;
+        desc.vocab = 8;
+        desc.device = DLDevice{kDLCUDA, 0};
+        xent_plan *plan = nullptr;
+        start.arrive_and_wait();
+        if (xent_plan_create(shared, &desc, &plan, nullptr) != XENT_OK) {
+          ++failures;
+        } else {
+          xent_plan_destroy(plan);
+        }
+      });
+    }
+    for (std::thread &thread : threads) thread.join();
+    ASSERT_EQ(failures, 0) << "round " << round;
+    EXPECT_EQ(xent_backend_count(shared), 2u);
+    xent_context_destroy(shared);
   }
-  for (std::thread &thread : threads) thread.join();
-  EXPECT_EQ(failures, 0);
-  EXPECT_EQ(xent_backend_count(ctx), 2u);
 }
 
 TEST(Context, DescriptionsThatAreRefused) {

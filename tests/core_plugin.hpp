@@ -6,9 +6,11 @@
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <xent/xent.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -33,7 +35,7 @@ class Folder {
     path_ = mkdtemp(name) != nullptr ? name : "";
   }
   ~Folder() {
-    for (const std::string &file : files_) unlink(file.c_str());
+    for (auto file = files_.rbegin(); file != files_.rend(); ++file) std::remove(file->c_str());
     rmdir(path_.c_str());
   }
   Folder(const Folder &) = delete;
@@ -45,6 +47,16 @@ class Folder {
   void text(const std::string &name) {
     files_.push_back(path_ + "/" + name);
     std::ofstream(files_.back()) << "not a shared library";
+  }
+  std::string copy(const std::string &source, const std::string &name) {
+    files_.push_back(path_ + "/" + name);
+    std::ofstream(files_.back(), std::ios::binary) << std::ifstream(source, std::ios::binary).rdbuf();
+    return files_.back();
+  }
+  std::string folder(const std::string &name) {
+    files_.push_back(path_ + "/" + name);
+    EXPECT_EQ(mkdir(files_.back().c_str(), 0700), 0);
+    return files_.back();
   }
   const std::string &path() const { return path_; }
 

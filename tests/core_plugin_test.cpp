@@ -102,7 +102,36 @@ TEST_F(PluginTest, NamesAreLookedForInThePluginPath) {
   says("a backend named fake is already loaded (" + second.path() + "/libxent_fake.so)");
   EXPECT_EQ(load("absent"), XENT_PLUGIN_ERROR);
   says("libxent_absent.so was not found in " + first.path() + ", " + second.path());
-  says("/xent");
+  Dl_info library;
+  ASSERT_NE(dladdr(reinterpret_cast<void *>(xent_backend_load), &library), 0);
+  const std::string file = library.dli_fname;
+  says(", " + file.substr(0, file.rfind('/')) + "/xent, ");
+}
+
+// Installed beside the library, in xent/, or built there, in a folder of its own name.
+TEST_F(PluginTest, NamesAreLookedForBesideTheLibrary) {
+  Dl_info library;
+  ASSERT_NE(dladdr(reinterpret_cast<void *>(xent_backend_load), &library), 0);
+  for (const char *folder : {"xent", "fake"}) {
+    Folder prefix;
+    const std::string copy = prefix.copy(library.dli_fname, "libxent_copy.so");
+    prefix.folder(folder);
+    prefix.link(kPlugins + "/fake_cpu.so", std::string(folder) + "/libxent_fake.so");
+    Folder links;
+    links.link(copy, "libxent.so");
+    for (const std::string &file : {copy, links.path() + "/libxent.so"}) {
+      void *handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+      ASSERT_NE(handle, nullptr) << dlerror();
+      const auto create = reinterpret_cast<decltype(&xent_context_create)>(dlsym(handle, "xent_context_create"));
+      const auto load_in = reinterpret_cast<decltype(&xent_backend_load)>(dlsym(handle, "xent_backend_load"));
+      const auto destroy = reinterpret_cast<decltype(&xent_context_destroy)>(dlsym(handle, "xent_context_destroy"));
+      xent_context *other = nullptr;
+      ASSERT_EQ(create(nullptr, &other, &err), XENT_OK) << err.message;
+      EXPECT_EQ(load_in(other, "fake", &err), XENT_OK) << err.message;
+      destroy(other);
+      dlclose(handle);
+    }
+  }
 }
 
 TEST_F(PluginTest, TheFirstFileFoundDecides) {

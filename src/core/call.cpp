@@ -34,7 +34,7 @@ void Call::workspace(void *data, size_t bytes, size_t needed) {
   if (data == nullptr || bytes < needed) {
     status_ = fail(err_, XENT_WORKSPACE_TOO_SMALL, "%s: workspace: %zu bytes are needed, %zu given%s", function_,
                    needed, bytes, data == nullptr ? " at NULL" : "");
-  } else if (address % plan_.info.alignment != 0) {
+  } else if ((address & (plan_.info.alignment - 1)) != 0) {
     status_ = fail(err_, XENT_INVALID_ARGUMENT, "%s: workspace: address %p is not aligned to %zu bytes", function_,
                    data, plan_.info.alignment);
   } else if (bytes > static_cast<size_t>(kMaximumSpan) || address + bytes < address) {

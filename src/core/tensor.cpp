@@ -34,7 +34,7 @@ struct Span {
   bool valid = true;
 
   void add(int64_t extent, int64_t stride) {
-    int64_t reach = 0;
+    int64_t reach = 0;  // and so it stays where the size is 1, whatever the stride
     if (__builtin_mul_overflow(extent - 1, stride, &reach)) valid = false;
     int64_t &side = reach < 0 ? low : high;
     if (__builtin_add_overflow(side, reach, &side)) valid = false;
@@ -42,7 +42,8 @@ struct Span {
   // In bytes below and above the first element.
   bool bytes(int64_t element, int64_t *below, int64_t *above) const {
     if (!valid || low < -kMaximumSpan || high >= kMaximumSpan) return false;
-    if ((high - low) > kMaximumSpan / element - 1) return false;
+    int64_t total = 0;
+    if (__builtin_mul_overflow(high - low + 1, element, &total) || total > kMaximumSpan) return false;
     *below = -low * element;
     *above = (high + 1) * element;
     return true;
@@ -229,9 +230,7 @@ xent_status TensorReader::make_view(const TensorRule &rule, const DLTensor &tens
     strides = packed;
   }
   Span span;
-  for (int32_t dim = 0; dim < ndim; ++dim) {
-    if (shape[dim] > 1) span.add(shape[dim], strides[dim]);
-  }
+  for (int32_t dim = 0; dim < ndim; ++dim) span.add(shape[dim], strides[dim]);
   const auto element = static_cast<int64_t>(element_size(tensor.dtype));
   int64_t below = 0;
   int64_t above = 0;
@@ -252,7 +251,7 @@ xent_status TensorReader::make_view(const TensorRule &rule, const DLTensor &tens
                 "%s: %s: data %p with byte_offset %" PRIu64 " and strides %s leaves the address space", function_, name,
                 tensor.data, tensor.byte_offset, describe_list(strides, ndim).text);
   }
-  if (address % static_cast<uint64_t>(element) != 0) {
+  if ((address & static_cast<uint64_t>(element - 1)) != 0) {  // sizes of elements are powers of two
     return fail(err_, XENT_INVALID_ARGUMENT,
                 "%s: %s: address 0x%" PRIx64 " (data + byte_offset) is not aligned to the %" PRId64 " bytes of %s",
                 function_, name, address, element, describe(tensor.dtype).text);

@@ -20,7 +20,7 @@ xent_status answer(xent_error *err) {
 }
 
 int32_t probe(void *, const xent_options *, char *why, size_t why_bytes) {
-  if (state.throws) throw 1;
+  if (state.throws) throw "no exception class";
   std::snprintf(why, why_bytes, "%s", state.why);
   return state.preference;
 }
