@@ -26,23 +26,20 @@ PYTHON_PROGRAMS = programs("python", "import")
 MISSING = [pytest.param(None, marks=pytest.mark.skip(reason="README.md shows no such program"))]
 
 
-def flags():
-    if shutil.which("pkg-config") is None or subprocess.run(["pkg-config", "--exists", "xent"]).returncode:
-        pytest.skip("pkg-config does not find xent: set PKG_CONFIG_PATH to the installation")
-    found = subprocess.run(["pkg-config", "--cflags", "--libs", "xent"], capture_output=True, text=True, check=True)
-    return found.stdout.split()
-
-
 @pytest.mark.parametrize("code", C_PROGRAMS or MISSING)
 def test_c_program(code, tmp_path):
-    source, program = tmp_path / "program.c", tmp_path / "program"
-    source.write_text(code)
-    compiler = os.environ.get("CC", "cc")
-    link = flags()
-    subprocess.run([compiler, "-Wall", "-Wextra", "-Werror", str(source), *link, "-o", str(program)], check=True)
-    folders = [flag[2:] for flag in link if flag.startswith("-L")]
-    path = ":".join([*folders, os.environ.get("LD_LIBRARY_PATH", "")])
-    got = subprocess.run([str(program)], capture_output=True, text=True, env={**os.environ, "LD_LIBRARY_PATH": path})
+    """Compiled and run by the README's own command."""
+    if shutil.which("pkg-config") is None or subprocess.run(["pkg-config", "--exists", "xent"]).returncode:
+        pytest.skip("pkg-config does not find xent: set PKG_CONFIG_PATH to the installation")
+    command = re.search(r"^cc program\.c .*$", README.read_text(encoding="utf-8"), flags=re.M)
+    assert command, "README.md does not say how to compile program.c"
+    (tmp_path / "program.c").write_text(code)
+    folder = subprocess.run(["pkg-config", "--variable=libdir", "xent"], capture_output=True, text=True).stdout.strip()
+    environment = {**os.environ, "LD_LIBRARY_PATH": f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
+    strict = 'cc() { command cc -Wall -Wextra -Werror "$@"; }; '
+    got = subprocess.run(
+        ["bash", "-c", strict + command[0]], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
     assert got.returncode == 0, got.stdout + got.stderr
     assert got.stdout
 
