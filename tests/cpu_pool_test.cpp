@@ -63,6 +63,22 @@ TEST(CpuPool, WorkersTakePart) {
   EXPECT_TRUE(two_tasks_meet(pool));
 }
 
+TEST(CpuPool, ReturnsWhenTheWorkersAreDoneToo) {
+  Pool pool(2);
+  const std::thread::id caller = std::this_thread::get_id();
+  std::atomic<int> inside{0};
+  std::atomic<bool> done{false};
+  pool.run(2, [&](int64_t) {
+    inside.fetch_add(1);
+    while (inside.load() < 2) std::this_thread::yield();
+    if (std::this_thread::get_id() == caller) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    done = true;
+  });
+  EXPECT_TRUE(done.load());
+  while (!done.load()) std::this_thread::yield();
+}
+
 TEST(CpuPool, WorkersBlockSignals) {
   Pool pool(2);
   const std::thread::id caller = std::this_thread::get_id();
