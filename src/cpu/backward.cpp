@@ -33,11 +33,17 @@ struct GradConsts {
   A half, max_half, rest, factor, offset, round, lowest, cap, ratio;
 };
 
-template <class D, bool kSoftcap, class V = hn::Vec<D>>
+// kPlain: scale is 1, as it always is with softcap, and two multiplications by 1 are left out.
+template <class D, bool kSoftcap, bool kPlain, class V = hn::Vec<D>>
 HWY_INLINE V GradVector(D d, const GradConsts<hn::TFromD<D>> &c, V v) {
   V slope;
   if constexpr (kSoftcap) v = Squash(d, v, hn::Set(d, c.cap), hn::Set(d, c.ratio), &slope);
-  const V u = hn::Mul(hn::MulSub(v, hn::Set(d, c.half), hn::Set(d, c.max_half)), hn::Set(d, c.rest));
+  V u;
+  if constexpr (kPlain) {
+    u = hn::Sub(v, hn::Set(d, c.max_half));
+  } else {
+    u = hn::Mul(hn::MulSub(v, hn::Set(d, c.half), hn::Set(d, c.max_half)), hn::Set(d, c.rest));
+  }
   const V e = ExpLifted(d, u, hn::Set(d, c.round), hn::Set(d, c.lowest));
   const V grad = hn::MulSub(e, hn::Set(d, c.factor), hn::Set(d, c.offset));
   if constexpr (kSoftcap) return hn::Mul(grad, slope);
@@ -45,7 +51,7 @@ HWY_INLINE V GradVector(D d, const GradConsts<hn::TFromD<D>> &c, V v) {
 }
 
 // `out` may be `v`.
-template <class A, bool kSoftcap>
+template <class A, bool kSoftcap, bool kPlain>
 void GradBlock(const RowMath &math, const GradRow &row, const A *v, A *out, size_t n) {
   const Tag<A> d;
   using D = Tag<A>;
@@ -53,18 +59,21 @@ void GradBlock(const RowMath &math, const GradRow &row, const A *v, A *out, size
   const GradConsts<A> c(math, row);
   size_t i = 0;
   for (; i + 2 * lanes <= n; i += 2 * lanes) {
-    const auto a = GradVector<D, kSoftcap>(d, c, hn::LoadU(d, v + i));
-    const auto b = GradVector<D, kSoftcap>(d, c, hn::LoadU(d, v + i + lanes));
+    const auto a = GradVector<D, kSoftcap, kPlain>(d, c, hn::LoadU(d, v + i));
+    const auto b = GradVector<D, kSoftcap, kPlain>(d, c, hn::LoadU(d, v + i + lanes));
     hn::StoreU(a, d, out + i);
     hn::StoreU(b, d, out + i + lanes);
   }
-  for (; i + lanes <= n; i += lanes) hn::StoreU(GradVector<D, kSoftcap>(d, c, hn::LoadU(d, v + i)), d, out + i);
-  if (i < n) StoreTail(GradVector<D, kSoftcap>(d, c, LoadTail(d, v + i, n - i, A{0})), d, out + i, n - i);
+  for (; i + lanes <= n; i += lanes) hn::StoreU(GradVector<D, kSoftcap, kPlain>(d, c, hn::LoadU(d, v + i)), d, out + i);
+  if (i < n) StoreTail(GradVector<D, kSoftcap, kPlain>(d, c, LoadTail(d, v + i, n - i, A{0})), d, out + i, n - i);
 }
 
 template <class T, class O, class A = Acc<T>>
 void Grad(const RowMath &math, const GradRow &row, const Span &span, const GradOut &out) {
-  const auto grad = math.softcap != 0 ? &GradBlock<A, true> : &GradBlock<A, false>;
+  const bool plain = math.scale == 1 && math.half == 1;
+  const auto grad = math.softcap != 0 ? &GradBlock<A, true, true>
+                    : plain           ? &GradBlock<A, false, true>
+                                      : &GradBlock<A, false, false>;
   HWY_ALIGN A block[kBlock];
   for (int64_t begin = span.begin; begin < span.end; begin += kBlock) {
     const int64_t left = span.end - begin;

@@ -82,9 +82,15 @@ struct SumConsts {
   A half, max_half, rest, unit, max_unit;
 };
 
-template <class D, bool kShift, bool kEntropy, class V = hn::Vec<D>>
+// kPlain: scale is 1, and two multiplications by 1 are left out.
+template <class D, bool kPlain, bool kShift, bool kEntropy, class V = hn::Vec<D>>
 HWY_INLINE void Accumulate(D d, const SumConsts<hn::TFromD<D>> &c, V v, V &sum, V &shift, V &entropy) {
-  const V u = hn::Mul(hn::MulSub(v, hn::Set(d, c.half), hn::Set(d, c.max_half)), hn::Set(d, c.rest));
+  V u;
+  if constexpr (kPlain) {
+    u = hn::Sub(v, hn::Set(d, c.max_half));
+  } else {
+    u = hn::Mul(hn::MulSub(v, hn::Set(d, c.half), hn::Set(d, c.max_half)), hn::Set(d, c.rest));
+  }
   const V e = Exp(d, u);
   sum = hn::Add(sum, e);
   if constexpr (kShift) shift = hn::Add(shift, hn::MulSub(v, hn::Set(d, c.unit), hn::Set(d, c.max_unit)));
@@ -113,7 +119,7 @@ HWY_INLINE double SumOf(D d, V total, V rest) {
 }
 
 // `ahead`, `ahead_bytes`: the next block, of `width` bytes a column.
-template <class A, bool kShift, bool kEntropy>
+template <class A, bool kPlain, bool kShift, bool kEntropy>
 void BlockSums(const RowMath &math, const A *v, size_t n, A max, const char *ahead, size_t ahead_bytes, size_t width,
                Partial *out) {
   const Tag<A> d;
@@ -131,17 +137,17 @@ void BlockSums(const RowMath &math, const A *v, size_t n, A max, const char *ahe
     V e0 = zero, e1 = zero, e2 = zero, e3 = zero;
     size_t i = begin;
     for (; i + 4 * lanes <= end; i += 4 * lanes) {
-      Accumulate<Tag<A>, kShift, kEntropy>(d, c, hn::LoadU(d, v + i), s0, h0, e0);
-      Accumulate<Tag<A>, kShift, kEntropy>(d, c, hn::LoadU(d, v + i + lanes), s1, h1, e1);
-      Accumulate<Tag<A>, kShift, kEntropy>(d, c, hn::LoadU(d, v + i + 2 * lanes), s2, h2, e2);
-      Accumulate<Tag<A>, kShift, kEntropy>(d, c, hn::LoadU(d, v + i + 3 * lanes), s3, h3, e3);
+      Accumulate<Tag<A>, kPlain, kShift, kEntropy>(d, c, hn::LoadU(d, v + i), s0, h0, e0);
+      Accumulate<Tag<A>, kPlain, kShift, kEntropy>(d, c, hn::LoadU(d, v + i + lanes), s1, h1, e1);
+      Accumulate<Tag<A>, kPlain, kShift, kEntropy>(d, c, hn::LoadU(d, v + i + 2 * lanes), s2, h2, e2);
+      Accumulate<Tag<A>, kPlain, kShift, kEntropy>(d, c, hn::LoadU(d, v + i + 3 * lanes), s3, h3, e3);
     }
     for (; i + lanes <= end; i += lanes) {
-      Accumulate<Tag<A>, kShift, kEntropy>(d, c, hn::LoadU(d, v + i), s0, h0, e0);
+      Accumulate<Tag<A>, kPlain, kShift, kEntropy>(d, c, hn::LoadU(d, v + i), s0, h0, e0);
     }
     if (i < end) {
       V s = zero, h = zero, e = zero;
-      Accumulate<Tag<A>, kShift, kEntropy>(d, c, LoadTail(d, v + i, end - i, max), s, h, e);
+      Accumulate<Tag<A>, kPlain, kShift, kEntropy>(d, c, LoadTail(d, v + i, end - i, max), s, h, e);
       const auto in_row = hn::FirstN(d, end - i);
       s1 = hn::Add(s1, hn::IfThenElseZero(in_row, s));
       h1 = hn::Add(h1, hn::IfThenElseZero(in_row, h));
@@ -159,9 +165,10 @@ void BlockSums(const RowMath &math, const A *v, size_t n, A max, const char *ahe
 template <class T, class A = Acc<T>>
 void Forward(const RowMath &math, const Span &span, Partial *out) {
   using Sums = void (*)(const RowMath &, const A *, size_t, A, const char *, size_t, size_t, Partial *);
-  constexpr Sums kSums[2][2] = {{&BlockSums<A, false, false>, &BlockSums<A, false, true>},
-                                {&BlockSums<A, true, false>, &BlockSums<A, true, true>}};
-  const Sums sums = kSums[math.smoothing][math.entropy];
+  constexpr Sums kSums[2][2] = {{&BlockSums<A, false, false, false>, &BlockSums<A, false, false, true>},
+                                {&BlockSums<A, false, true, false>, &BlockSums<A, false, true, true>}};
+  const bool plain = math.scale == 1 && math.half == 1 && !math.smoothing && !math.entropy;
+  const Sums sums = plain ? &BlockSums<A, true, false, false> : kSums[math.smoothing][math.entropy];
   HWY_ALIGN A block[kBlock];
   PartialTree tree(math);
   A best = -std::numeric_limits<A>::infinity();
