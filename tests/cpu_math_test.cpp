@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: the libxent authors
 // SPDX-License-Identifier: Apache-2.0
 
-// The CPU backend's vector functions, for every instruction set that this machine has: exp and tanh against long double,
-// the 16-bit conversions over all their values and every rounding boundary.
+// The CPU backend's vector functions, for every instruction set that this machine has: exp and tanh against long
+// double, the 16-bit conversions over all their values and every rounding boundary.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu_math_test.cpp"
@@ -160,16 +160,15 @@ TEST_P(CpuMath, ExpFloatLifted) {
   for (int lift : {1, 37, 100}) check_exp(negative(-87.33f - 0.6931f * static_cast<float>(lift), 5003), lift, kExpUlps);
 }
 TEST_P(CpuMath, ExpDouble) { check_exp(negative(-708.39, uint64_t{1} << 40), 0, kExpUlps); }
-TEST_P(CpuMath, ExpDoubleLifted) {
-  check_exp(negative(-708.39 - 0.6931 * 100, uint64_t{1} << 42), 100, kExpUlps);
-}
+TEST_P(CpuMath, ExpDoubleLifted) { check_exp(negative(-708.39 - 0.6931 * 100, uint64_t{1} << 42), 100, kExpUlps); }
 
 template <class A>
 void check_exp_specials() {
   const A inf = std::numeric_limits<A>::infinity();
   const A largest = std::numeric_limits<A>::max();
-  std::vector<A> x = {A{0}, -A{0}, -inf, std::numeric_limits<A>::quiet_NaN(), -std::numeric_limits<A>::quiet_NaN(),
-                      -largest, A{-1000}, A{-1e6}, -std::numeric_limits<A>::denorm_min()};
+  std::vector<A> x = {
+      A{0},     -A{0},    -inf,    std::numeric_limits<A>::quiet_NaN(),  -std::numeric_limits<A>::quiet_NaN(),
+      -largest, A{-1000}, A{-1e6}, -std::numeric_limits<A>::denorm_min()};
   const size_t count = x.size();
   pad(x);
   std::vector<A> y(x.size());
@@ -205,7 +204,8 @@ void check_tanh(std::vector<A> x, double bar, double slope_bar) {
     if (std::signbit(y[i]) != std::signbit(x[i])) worst = 1e9;
     // 4q / (1 + q)^2 with q = exp(-2|v|); exp's relative error grows with its argument's rounding, which is exact here.
     const long double q = std::exp(-2 * std::fabs(v));
-    if (q > std::numeric_limits<A>::min() * 2) worst_slope = std::max(worst_slope, ulps(slope[i], 4 * q / ((1 + q) * (1 + q))));
+    if (q > std::numeric_limits<A>::min() * 2)
+      worst_slope = std::max(worst_slope, ulps(slope[i], 4 * q / ((1 + q) * (1 + q))));
   }
   EXPECT_LE(worst, bar);
   EXPECT_LE(worst_slope, slope_bar);
@@ -297,7 +297,8 @@ void check_narrow(const Format &format, void (*narrow)(const float *, T *, size_
   for (uint16_t bits = 0; bits < infinity; ++bits) {
     const double low = decode(format, bits);
     // Beyond the largest number the next would be twice its power of two.
-    const double high = bits + 1 == infinity ? std::ldexp(1.0, 1 << (format.exponent_bits - 1)) : decode(format, bits + 1);
+    const double high =
+        bits + 1 == infinity ? std::ldexp(1.0, 1 << (format.exponent_bits - 1)) : decode(format, bits + 1);
     const float middle = static_cast<float>((low + high) / 2);
     add(static_cast<float>(low), bits);
     add(middle, static_cast<uint16_t>(bits + (bits & 1)));

@@ -4,8 +4,8 @@
 // The gradient kernels: one read of the columns, one write of the gradient.
 //
 // A block of 1024 columns is computed in acc and rounded once, when it is stored. A packed acc row goes from memory to
-// memory; any other input or output, a streamed output and the block that holds the target pass through L1. The target's
-// column is given by the caller and replaces the block's value before the store.
+// memory; any other input or output, a streamed output and the block that holds the target pass through L1. The
+// target's column is given by the caller and replaces the block's value before the store.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/backward.cpp"

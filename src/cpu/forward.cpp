@@ -7,8 +7,8 @@
 // maximum, then the sums against that maximum in four accumulators. While the second pass computes, the next block is
 // fetched. Columns enter accumulators by their position in the block alone.
 //
-// An accumulator takes few additions before it is added, error-free, to the block's: where one logit dominates, its 1 is
-// in one lane, and the equal small terms of a flat tail would all be rounded the same way against it.
+// An accumulator takes few additions before it is added, error-free, to the block's: where one logit dominates, its 1
+// is in one lane, and the equal small terms of a flat tail would all be rounded the same way against it.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/forward.cpp"

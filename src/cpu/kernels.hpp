@@ -37,7 +37,8 @@ struct AccOf<double> {
 template <class T>
 using Acc = typename AccOf<T>::type;
 
-// The plan's options as the kernels want them. v is x without softcap and z with softcap; p_i = exp(scale * (v_i - max v)) / d.
+// The plan's options as the kernels want them. v is x without softcap and z with softcap; p_i = exp(scale * (v_i - max
+// v)) / d.
 struct RowMath {
   double scale;       // logit_scale; 1 with softcap
   double half;        // v is multiplied by this before the subtraction and scale / half after it: 1, or 0.5 where
@@ -127,8 +128,9 @@ inline int64_t slice_columns(int64_t classes) {
   return static_cast<int64_t>(std::bit_ceil(share < 16384 ? uint64_t{16384} : share));
 }
 
-// One row's gradient: (exp(scale * (v_i - max)) * 2^lift * factor - offset) * dz/dx, but for `target`'s, which is given.
-// A large factor (z-loss) gives its exponent to `lift`, so that neither it overflows nor the small exponentials vanish.
+// One row's gradient: (exp(scale * (v_i - max)) * 2^lift * factor - offset) * dz/dx, but for `target`'s, which is
+// given. A large factor (z-loss) gives its exponent to `lift`, so that neither it overflows nor the small exponentials
+// vanish.
 struct GradRow {
   double max;
   double factor;

@@ -7,8 +7,8 @@
 // exp(y) = 2^n (1 + p(r)), n = round(y / ln 2), r = y - n ln 2 in two steps of which the first is exact.
 //   float:  p = r + r^2 q(r), q of degree 4, minimax in the relative error of exp: 4.2e-9 with rounded coefficients.
 //   double: Taylor to r^13 / 13!, 4e-18.
-// Within 1.03 units in the last place: 1.020 measured over every float in [-87.33, -0] with fused multiply-add. NaN gives
-// NaN, anything below the normal range +0, -inf included. Arguments above 88 (709) are outside the domain.
+// Within 1.03 units in the last place: 1.020 measured over every float in [-87.33, -0] with fused multiply-add. NaN
+// gives NaN, anything below the normal range +0, -inf included. Arguments above 88 (709) are outside the domain.
 
 #if defined(XENT_CPU_MATH_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef XENT_CPU_MATH_INL_HPP

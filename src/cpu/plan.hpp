@@ -17,10 +17,10 @@ struct Plan {
   GradKernel grad;      // into the logits' type
   GradKernel grad_f32;  // into float32
   SquashKernel squash;
-  int64_t slice;            // columns
-  int64_t slices;           // of a row
-  size_t losses_bytes;      // workspace: a double a row, none where nothing is reduced ...
-  int64_t partials;         // ... then so many Partials
+  int64_t slice;        // columns
+  int64_t slices;       // of a row
+  size_t losses_bytes;  // workspace: a double a row, none where nothing is reduced ...
+  int64_t partials;     // ... then so many Partials
   bool acc_is_double;
 };
 

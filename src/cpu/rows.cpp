@@ -68,8 +68,7 @@ void write_integer(const xent_view &view, int64_t offset, int64_t value) {
 }
 
 const void *row_address(const xent_view &view, int64_t row) {
-  return static_cast<const char *>(view.data) +
-         row_offset(view, row) * static_cast<int64_t>(element_size(view.dtype));
+  return static_cast<const char *>(view.data) + row_offset(view, row) * static_cast<int64_t>(element_size(view.dtype));
 }
 
 Row read_target(const xent_problem &problem, int64_t row) {
