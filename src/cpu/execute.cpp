@@ -188,9 +188,8 @@ class Call {
       if (options_.z_loss != 0) loss += options_.z_loss * lse * lse;
       loss *= read_row(problem_.row_weights, row, 1);
     }
-    // All logits -inf behind a softcap: a finite softmax, but no column ever rose above the search's floor.
-    const int64_t best = total.index < 0 ? 0 : total.index;
-    return write_outputs(row, stats, static_cast<double>(lse), entropy, sum > 0 ? best : -1, static_cast<double>(loss));
+    return write_outputs(row, stats, static_cast<double>(lse), entropy, sum > 0 ? total.index : -1,
+                         static_cast<double>(loss));
   }
 
   Stats write_outputs(int64_t row, const Stats &stats, double lse, double entropy, int64_t predicted, double loss) {
