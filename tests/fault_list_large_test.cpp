@@ -71,7 +71,8 @@ class FaultListLarge : public BackendTest {
       device_->copy_in(logits.base() + counted[i] * row_stride * size, row.data(), row.size());
       targets[static_cast<size_t>(counted[i])] = alone.targets[i];
     }
-    Tensor target(device_, kI64, {rows}, {}), loss(device_, kF32, {rows}, {}), stats(device_, kF32, {rows, 2}, {});
+    Tensor target(device_, kI64, {rows}, {}), loss(device_, alone.acc(), {rows}, {}),
+        stats(device_, alone.acc(), {rows, 2}, {});
     target.fill(targets);
     for (Tensor *t : {&loss, &stats}) {
       t->allow_writes();
@@ -193,6 +194,16 @@ TEST_P(FaultListLarge, A03_StrideProductsBeyondTwoToThe31And32) {
     run_sparse(dtype, 4, 333, (int64_t{1} << 30) + 7, {1, 2, 3});
     run_sparse(dtype, 3, 333, (int64_t{1} << 31) + 64, {0, 1, 2});
     run_sparse(dtype, 2, 333, (int64_t{1} << 32) + 1, {0, 1});
+  }
+}
+
+// Not of the list: a gradient larger than every cache, which a backend may store past them.
+TEST_P(FaultListLarge, GradientsBeyondTheCaches) {
+  for (const DLDataType dtype : dtypes_of(backend())) {
+    const int64_t rows = 160000000 / (1003 * size_of(dtype));
+    const std::vector<int64_t> counted = {0, 1, 2, 3, 77, rows / 2, rows - 2, rows - 1};
+    run_sparse(dtype, rows, 1003, 1003, counted);
+    run_sparse(dtype, rows, 1003, 1100, counted);
   }
 }
 
