@@ -228,7 +228,7 @@ def test_nothing_leaks(problem):
         if library == "torch":
             arrays.append(module.from_numpy(logits))
         else:
-            arrays.append(module.numpy.asarray(logits))
+            arrays.append(module.device_put(logits, module.devices("cpu")[0]))
 
     def once():
         for x in (logits, *arrays[2:]):
