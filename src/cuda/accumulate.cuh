@@ -3,22 +3,20 @@
 
 // The forward sweep of one thread over its share of one slice of a row.
 //
-// Bytes: each logit once. Per batch of 8 vectors: maximum of the packed vectors, one rescale of what was there, then
+// Bytes: each logit once. Per batch of vectors: maximum of the packed vectors, one rescale of what was there, then
 // the exponentials, summed as a tree inside a vector and serially over vectors. About 6 instructions an element in the
 // plain case: unpack, subtract, multiply, ex2, add, half a maximum.
 #pragma once
 
-#include "load.cuh"
-#include "math.cuh"
+#include "params.cuh"
 
 namespace xent::cuda {
 
-template <typename T>
-__device__ __forceinline__ int64_t first_equal(const RowReader<T> &row, const uint4 (&v)[kBatch], int first,
-                                               float x) {
+template <typename T, int N>
+__device__ __forceinline__ int64_t first_equal(const RowReader<T> &row, const uint4 (&v)[N], int first, float x) {
   int64_t found = INT64_MAX;
 #pragma unroll
-  for (int i = kBatch - 1; i >= 0; --i) {
+  for (int i = N - 1; i >= 0; --i) {
 #pragma unroll
     for (int lane = kLanes<T> - 1; lane >= 0; --lane) {
       if (element<T>(v[i], lane) == x) found = row.first_column(first + i * kStep) + lane;
@@ -38,15 +36,15 @@ __device__ __forceinline__ float tree_sum(float (&a)[N]) {
   return a[0];
 }
 
-template <typename T, unsigned F>
-__device__ __forceinline__ void add_batch(Partial &part, const RowReader<T> &row, const uint4 (&v)[kBatch], int first,
-                                          const Constants &c) {
+template <typename T, unsigned F, int N>
+__device__ __forceinline__ void add_batch(Partial &part, const RowReader<T> &row, const uint4 (&v)[N], int first,
+                                          int64_t columns, const Constants &c) {
   constexpr int lanes = kLanes<T>;
   const float x = largest<T>(v);
   if constexpr ((F & kArgmax) != 0) {
     if (x > part.x || part.i == INT64_MAX) {
       const int64_t at = first_equal<T>(row, v, first, x);
-      if (at < row.columns) {  // not the -inf of a column that does not exist
+      if (at < columns) {  // not the -inf of a column that does not exist
         part.x = x;
         part.i = at;
       }
@@ -56,11 +54,11 @@ __device__ __forceinline__ void add_batch(Partial &part, const RowReader<T> &row
   const float m = part.m;
   const float scaled_m = m * c.sum_scale;
 #pragma unroll
-  for (int i = 0; i < kBatch; ++i) {
+  for (int i = 0; i < N; ++i) {
     float d[lanes], s[lanes], e[lanes];
     int real = lanes;  // columns of the vector that exist
     if constexpr ((F & (kSum | kSoftcap)) != 0) {
-      const int64_t left = row.columns - row.first_column(first + i * kStep);
+      const int64_t left = columns - row.first_column(first + i * kStep);
       real = left >= lanes ? lanes : left > 0 ? static_cast<int>(left) : 0;
     }
 #pragma unroll
@@ -84,26 +82,26 @@ __device__ __forceinline__ void add_batch(Partial &part, const RowReader<T> &row
   }
 }
 
-// The share of thread `member` of `threads` in one slice of a row. A warp takes kBatch * 32 vectors in a stretch, the
-// warps of the group follow each other.
-template <typename T, unsigned F>
-__device__ __forceinline__ Partial sweep(const RowReader<T> &row, int slice, int threads, int vectors, int member,
+// The share of thread `member` of `threads` in vectors [begin, end) of a row. A warp takes N * 32 vectors in a stretch,
+// the warps of the group follow each other.
+template <typename T, unsigned F, int N>
+__device__ __forceinline__ Partial sweep(const RowReader<T> &row, int begin, int end, int threads, int member,
                                          const Constants &c) {
   Partial part;
-  int first = slice * threads * vectors + (member & ~31) * kBatch + (member & 31);
-  for (int done = 0; done < vectors; done += kBatch, first += threads * kBatch) {
-    if (first >= row.vectors) break;
-    uint4 v[kBatch];
-    row.load(first, v);
-    add_batch<T, F>(part, row, v, first, c);
+  const int64_t last = static_cast<int64_t>(end) * kLanes<T>;
+  const int64_t columns = row.columns < last ? row.columns : last;
+  for (int first = begin + (member & ~31) * N + (member & 31); first < end; first += threads * N) {
+    uint4 v[N];
+    row.load(first, end, v);
+    add_batch<T, F, N>(part, row, v, first, columns, c);
   }
   return part;
 }
 
-// How the partials of a row are merged, the same whether one block swept its slices or one each. A thread's partial of
-// a slice waits in shared memory, [slice][word][thread], until the row is read: merging between slices would keep the
-// next loads waiting. Then `groups` threads a slice take the partials of threads / groups threads each, their sums go
-// by shuffles, and one warp adds the slices.
+// How the partials of a row are merged in forward, the same whether one block swept its slices or one each. A thread's
+// partial of a slice waits in shared memory, [slice][word][thread], until the row is read: merging between slices would
+// keep the next loads waiting. Then threads / 16 threads a slice take 16 partials each, their sums go by shuffles, and
+// one warp adds the slices.
 template <unsigned F>
 __device__ __forceinline__ void stash(float *shared, int slice, int threads, int member, const Partial &part) {
   store_partial<F>(shared + slice * threads * kPartialWords<F> + member, threads, part);
@@ -111,9 +109,10 @@ __device__ __forceinline__ void stash(float *shared, int slice, int threads, int
 
 // By all threads of a block; the sum of slice s goes to out + s * kPartialWords.
 template <unsigned F>
-__device__ __forceinline__ void merge_stashed(const float *shared, int slices, int threads, float *out, const Constants &c) {
+__device__ __forceinline__ void merge_stashed(const float *shared, int slices, int threads, float *out,
+                                              const Constants &c) {
   constexpr int together = (F & (kEntropy | kArgmax)) != 0 ? 4 : 8;  // what registers hold
-  const int groups = threads < 512 ? threads / 16 : 16;
+  const int groups = threads / 16;
   for (int base = 0; base < slices * groups; base += threads) {  // whole warps, for the shuffles
     const int at = base + static_cast<int>(threadIdx.x);
     const int slice = at / groups;
@@ -122,7 +121,7 @@ __device__ __forceinline__ void merge_stashed(const float *shared, int slices, i
     if (slice < slices) {
       const float *in = shared + slice * threads * kPartialWords<F> + group;
 #pragma unroll 1
-      for (int first = 0; first < threads / groups; first += together) {
+      for (int first = 0; first < 16; first += together) {
         Partial parts[together];
 #pragma unroll
         for (int i = 0; i < together; ++i) parts[i] = load_partial<F>(in + (first + i) * groups, threads);
@@ -135,6 +134,13 @@ __device__ __forceinline__ void merge_stashed(const float *shared, int slices, i
   }
 }
 
+// Where the sweeps of a block do not follow each other at once, each warp merges its own: fewer bytes to stash.
+template <unsigned F>
+__device__ __forceinline__ void stash_warp(float *slice, const Partial &part, const Constants &c) {
+  const Partial sum = merge_lanes<F>(part, 32, c);
+  if (threadIdx.x % 32 == 0) store_partial<F>(slice + threadIdx.x / 32 * kPartialWords<F>, 1, sum);
+}
+
 // By one warp; lane 0 gets the sum of `count` partials.
 template <unsigned F>
 __device__ __forceinline__ Partial merge_slices(const float *slices, int count, const Constants &c) {
@@ -144,6 +150,24 @@ __device__ __forceinline__ Partial merge_slices(const float *slices, int count, 
     sum = merge_all<F>(pair, c);
   }
   return merge_lanes<F>(sum, 32, c);
+}
+
+// total += the sum of `count` slices that were stashed together; in lane 0.
+template <unsigned F>
+__device__ __forceinline__ void add_slices(Partial &total, const float *slices, int count, const Constants &c) {
+  Partial pair[2] = {total, merge_slices<F>(slices, count, c)};
+  total = merge_all<F>(pair, c);
+}
+
+// All slices of a row, in the groups in which one block would have stashed them.
+template <unsigned F>
+__device__ __forceinline__ Partial merge_row(const float *slices, const Geometry &geometry, const Constants &c) {
+  Partial total;
+  for (int base = 0; base < geometry.slices; base += geometry.stashed) {
+    const int left = geometry.slices - base;
+    add_slices<F>(total, slices + base * kPartialWords<F>, left < geometry.stashed ? left : geometry.stashed, c);
+  }
+  return total;
 }
 
 }  // namespace xent::cuda

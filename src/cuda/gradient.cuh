@@ -50,13 +50,21 @@ struct GradWriter {
   RowReader<T> in;
   int vectors;  // that hold any column, padding included
 
-  __device__ __forceinline__ GradWriter(const Params &p, int64_t row)
+  int target_vector, target_lane;
+
+  __device__ __forceinline__ GradWriter(const Params &p, int64_t row, int64_t target)
       : out(p.grad_logits.row<G>(row)),
         out_stride(p.grad_logits.col_stride),
         vocab(p.vocab),
         in(p.logits.row<T>(row), out_stride == 1 ? p.logits.col_stride : 0, p.classes, lead_of(out, out_stride)) {
     in.stride = p.logits.col_stride;
     vectors = static_cast<int>((vocab + in.lead + kLanes<T> - 1) / kLanes<T>);
+    aim(target);
+  }
+
+  __device__ __forceinline__ void aim(int64_t target) {
+    target_vector = static_cast<int>((target + in.lead) / kLanes<T>);
+    target_lane = static_cast<int>((target + in.lead) % kLanes<T>);
   }
 
   static __device__ __forceinline__ int lead_of(const G *out, int64_t stride) {
@@ -66,8 +74,8 @@ struct GradWriter {
   __device__ __forceinline__ void store_vector(int k, const float (&g)[kLanes<T>]) const {
     G *at = out + in.first_column(k);
     if constexpr (sizeof(G) == 2) {
-      __stcs(reinterpret_cast<uint4 *>(at), make_uint4(pack<G>(g[0], g[1]), pack<G>(g[2], g[3]), pack<G>(g[4], g[5]),
-                                                        pack<G>(g[6], g[7])));
+      __stcs(reinterpret_cast<uint4 *>(at),
+             make_uint4(pack<G>(g[0], g[1]), pack<G>(g[2], g[3]), pack<G>(g[4], g[5]), pack<G>(g[6], g[7])));
     } else {
 #pragma unroll
       for (int lane = 0; lane < kLanes<T>; lane += 4) {
@@ -101,11 +109,10 @@ struct GradWriter {
         float g[kLanes<T>];
 #pragma unroll
         for (int lane = 0; lane < kLanes<T>; ++lane) g[lane] = grad_of<F>(element<T>(v[i], lane), grad.shift, grad, c);
-        const int64_t hit = grad.target - in.first_column(k);
-        if (hit >= 0 && hit < kLanes<T>) {  // one vector of the row: cheaper than a select in every element
+        if (k == target_vector) {  // one vector of the row: cheaper than a select in every element
 #pragma unroll
           for (int lane = 0; lane < kLanes<T>; ++lane) {
-            if (lane == hit) g[lane] = grad_of<F>(element<T>(v[i], lane), grad.shift_target, grad, c);
+            if (lane == target_lane) g[lane] = grad_of<F>(element<T>(v[i], lane), grad.shift_target, grad, c);
           }
         }
         store_vector(k, g);

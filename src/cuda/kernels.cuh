@@ -38,7 +38,7 @@ __device__ __forceinline__ void write_stretch(const Params &p, const GradWriter<
 // All of a row's gradient, from its end to its beginning, by the warps of its group.
 template <typename T, typename G, unsigned F>
 __device__ __forceinline__ void write_row_gradient(const Params &p, int64_t row, const GradRow &grad, int member) {
-  const GradWriter<T, G, F> writer(p, row);
+  const GradWriter<T, G, F> writer(p, row, grad.target);
   const int warps = p.geometry.threads / 32;
   const int stretches = (writer.vectors + 32 * kDepth - 1) / (32 * kDepth);
 #pragma unroll 1
@@ -56,14 +56,26 @@ __device__ __forceinline__ void write_any_gradient(const Params &p, int64_t row,
   }
 }
 
-// 85 registers a thread: with the 64 that full occupancy leaves, the compiler spills around the batch and forward
-// loses 13 % (0.263 against 0.231 ms at 4096 x 128256 bfloat16).
+// 96 registers a thread: with the 64 that full occupancy leaves, the compiler spills around the batch and forward
+// loses a tenth (0.263 against 0.237 ms at 4096 x 128256 bfloat16).
 inline constexpr int kForwardThreads = 128;
-inline constexpr int kOnePassThreads = 768;
+inline constexpr int kOnePassThreads = 1024;
+
+// Vectors in flight of one thread: eight where forward alone has the registers, four where a row takes 1024 threads.
+inline constexpr int kForwardBatch = 8;
+inline constexpr int kOnePassBatch = 4;
+
+template <typename T, unsigned F, int N>
+__device__ __forceinline__ Partial sweep_slice(const Params &p, const RowReader<T> &reader, int slice, int member) {
+  const int begin = slice * p.geometry.slice_vectors;
+  const int end = begin + p.geometry.slice_vectors;
+  return sweep<T, F, N>(reader, begin, end < reader.vectors ? end : reader.vectors, p.geometry.threads, member, p.math);
+}
 
 template <typename T, unsigned F, bool kGrad>
-__global__ void __launch_bounds__(kGrad ? kOnePassThreads : kForwardThreads, kGrad ? 1 : 6)
+__global__ void __launch_bounds__(kGrad ? kOnePassThreads : kForwardThreads, kGrad ? 1 : 5)
     rows_kernel(const __grid_constant__ Params p) {
+  constexpr int N = kGrad ? kOnePassBatch : kForwardBatch;
   extern __shared__ float shared[];
   const int threads = p.geometry.threads;
   const int slices = p.geometry.slices;
@@ -84,18 +96,36 @@ __global__ void __launch_bounds__(kGrad ? kOnePassThreads : kForwardThreads, kGr
     float target_v = 0.0f;
     if (member == 0) target_v = target_value<T, F>(p, row, target);  // before anything is overwritten
     Partial part;
-    for (int slice = 0; slice < slices; ++slice) {
-      part = sweep<T, F>(reader, slice, threads, p.geometry.vectors, member, p.math);
-      if (threads > 32) stash<F>(shared, slice, threads, member, part);
-    }
-    if (threads > 32) {
-      float *merged = shared + slices * threads * kPartialWords<F>;
-      __syncthreads();
-      merge_stashed<F>(shared, slices, threads, merged, p.math);
-      __syncthreads();
-      if (member < 32) part = merge_slices<F>(merged, slices, p.math);
-    } else {
+    if (threads == 32) {
+      part = sweep<T, F, N>(reader, 0, reader.vectors, threads, member, p.math);
       part = merge_lanes<F>(part, 32, p.math);
+    } else {
+      const int pitch = (kGrad ? threads / 32 : threads) * kPartialWords<F>;
+      float *merged = shared + p.geometry.stashed * pitch;
+      Partial total;
+      for (int base = 0; base < slices; base += p.geometry.stashed) {
+        const int count = slices - base < p.geometry.stashed ? slices - base : p.geometry.stashed;
+        for (int i = 0; i < count; ++i) {
+          part = sweep_slice<T, F, N>(p, reader, base + i, member);
+          if constexpr (kGrad) {
+            stash_warp<F>(shared + i * pitch, part, p.math);
+          } else {
+            stash<F>(shared, i, threads, member, part);
+          }
+        }
+        __syncthreads();
+        if constexpr (kGrad) {
+          for (int i = member / 32; i < count; i += threads / 32) {
+            const Partial sum = merge_slices<F>(shared + i * pitch, threads / 32, p.math);
+            if (member % 32 == 0) store_partial<F>(merged + i * kPartialWords<F>, 1, sum);
+          }
+        } else {
+          merge_stashed<F>(shared, count, threads, merged, p.math);
+        }
+        __syncthreads();
+        if (member < 32) add_slices<F>(total, merged, count, p.math);
+      }
+      part = total;
     }
     RowStats stats = {};
     if (member == 0) stats = write_counted<F>(p, row, target.kind, target_v, part);
@@ -117,7 +147,7 @@ __global__ void __launch_bounds__(kGrad ? kOnePassThreads : kForwardThreads, kGr
 }
 
 template <typename T, unsigned F>
-__global__ void __launch_bounds__(kOnePassThreads, 1) slices_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kForwardThreads) slices_kernel(const __grid_constant__ Params p) {
   extern __shared__ float shared[];
   const int threads = p.geometry.threads;
   const int slices = p.geometry.slices;
@@ -127,7 +157,7 @@ __global__ void __launch_bounds__(kOnePassThreads, 1) slices_kernel(const __grid
     if (read_target(p, row).kind == RowKind::ignored) continue;
     const RowReader<T> reader(p.logits.row<T>(row), p.logits.col_stride, p.classes, 0);
     const int member = static_cast<int>(threadIdx.x);
-    const Partial part = sweep<T, F>(reader, slice, threads, p.geometry.vectors, member, p.math);
+    const Partial part = sweep_slice<T, F, kForwardBatch>(p, reader, slice, member);
     stash<F>(shared, 0, threads, member, part);
     __syncthreads();
     merge_stashed<F>(shared, 1, threads, p.slice_partials + piece * kPartialWords<F>, p.math);
@@ -138,15 +168,16 @@ __global__ void __launch_bounds__(kOnePassThreads, 1) slices_kernel(const __grid
 template <typename T, unsigned F>
 __global__ void __launch_bounds__(128) combine_kernel(const __grid_constant__ Params p) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * (blockDim.x / 32);
-  for (int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32; row < p.rows; row += step) {
+  for (int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32; row < p.rows;
+       row += step) {
     const RowTarget target = read_target(p, row);
     const bool leader = threadIdx.x % 32 == 0;
     if (target.kind == RowKind::ignored) {
       if (leader) write_ignored(p, row);
       continue;
     }
-    const int slices = p.geometry.slices;
-    const Partial part = merge_slices<F>(p.slice_partials + row * slices * kPartialWords<F>, slices, p.math);
+    const float *partials = p.slice_partials + row * p.geometry.slices * kPartialWords<F>;
+    const Partial part = merge_row<F>(partials, p.geometry, p.math);
     if (leader) write_counted<F>(p, row, target.kind, target_value<T, F>(p, row, target), part);
   }
 }
@@ -166,7 +197,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 3)
     const int64_t row = at / pieces;
     const int piece = static_cast<int>(at - row * pieces);
     const RowTarget target = read_target(p, row);
-    const GradWriter<T, G, F> writer(p, row);
+    const GradWriter<T, G, F> writer(p, row, target.target);
     GradRow grad = {true};
     if (target.kind == RowKind::counted) {
       const float *stats = p.stats.row<const float>(row);

@@ -20,10 +20,8 @@ using f16 = __half;
 template <typename T>
 inline constexpr int kLanes = 16 / static_cast<int>(sizeof(T));
 
-inline constexpr int kBatch = 8;  // vectors that a thread has in flight in forward
-
-// Neighbouring vectors of one thread are a warp's width apart, a constant, so that a batch needs one address and
-// immediate offsets. What a warp reads at once is contiguous: kBatch * 512 bytes.
+// Neighbouring vectors of one thread are a warp's width apart, a constant, so that a batch of them needs one address
+// and immediate offsets. What a warp reads at once is contiguous.
 inline constexpr int kStep = 32;
 
 __device__ __forceinline__ float to_float(float x) { return x; }
@@ -69,7 +67,8 @@ __device__ __forceinline__ uint4 empty_vector<f16>() {
 }
 
 __device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b, bf16) {
-  const __nv_bfloat162 m = __hmax2(*reinterpret_cast<const __nv_bfloat162 *>(&a), *reinterpret_cast<const __nv_bfloat162 *>(&b));
+  const __nv_bfloat162 m =
+      __hmax2(*reinterpret_cast<const __nv_bfloat162 *>(&a), *reinterpret_cast<const __nv_bfloat162 *>(&b));
   return *reinterpret_cast<const uint32_t *>(&m);
 }
 __device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b, f16) {
@@ -81,11 +80,11 @@ __device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b, float) {
 }
 
 // Largest element of a batch; NaN only where all are NaN.
-template <typename T>
-__device__ __forceinline__ float largest(const uint4 (&v)[kBatch]) {
+template <typename T, int N>
+__device__ __forceinline__ float largest(const uint4 (&v)[N]) {
   uint4 m = v[0];
 #pragma unroll
-  for (int i = 1; i < kBatch; ++i) {
+  for (int i = 1; i < N; ++i) {
     m.x = max_pair(m.x, v[i].x, T());
     m.y = max_pair(m.y, v[i].y, T());
     m.z = max_pair(m.z, v[i].z, T());
@@ -157,7 +156,8 @@ struct RowReader {
         words[lane] = *reinterpret_cast<const uint32_t *>(row + column * stride);
       } else {
         const uint32_t bits = *reinterpret_cast<const unsigned short *>(row + column * stride);
-        words[lane / 2] = lane % 2 == 0 ? (words[lane / 2] & 0xffff0000u) | bits : (words[lane / 2] & 0xffffu) | (bits << 16);
+        words[lane / 2] =
+            lane % 2 == 0 ? (words[lane / 2] & 0xffff0000u) | bits : (words[lane / 2] & 0xffffu) | (bits << 16);
       }
     }
     return make_uint4(words[0], words[1], words[2], words[3]);
@@ -187,18 +187,18 @@ struct RowReader {
     return false;
   }
 
-  // The same, every vector complete.
-  __device__ __forceinline__ void load(int first, uint4 (&v)[kBatch]) const {
-    if (load_inside(first, v)) return;
+  // The same for vectors below `stop`, every one complete; those from `stop` on come out empty.
+  template <int N>
+  __device__ __forceinline__ void load(int first, int stop, uint4 (&v)[N]) const {
+    if (load_inside(first, v) && first + (N - 1) * kStep < stop) return;
 #pragma unroll 1
-    for (int i = 0; i < kBatch; ++i) {
+    for (int i = 0; i < N; ++i) {
       const int k = first + i * kStep;
-      if (k >= vectors) break;
-      if (inside(k)) continue;
-      const uint4 edge = by_element(k);
+      if (k < stop && inside(k)) continue;
+      const uint4 other = k < stop ? by_element(k) : empty_vector<T>();
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        if (j == i) v[j] = edge;
+      for (int j = 0; j < N; ++j) {
+        if (j == i) v[j] = other;
       }
     }
   }

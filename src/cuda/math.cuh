@@ -15,18 +15,18 @@ namespace xent::cuda {
 // What an accumulation tracks besides the maximum and the sum of exponentials.
 enum Feature : unsigned {
   kPlain = 0,
-  kSum = 1,       // sum of (v - m), for label smoothing
-  kEntropy = 2,   // sum of u * exp(u)
-  kArgmax = 4,    // lowest index of the largest logit
-  kSoftcap = 8,   // v = softcap(x) instead of x
+  kSum = 1,      // sum of (v - m), for label smoothing
+  kEntropy = 2,  // sum of u * exp(u)
+  kArgmax = 4,   // lowest index of the largest logit
+  kSoftcap = 8,  // v = softcap(x) instead of x
 };
 
 // Per-call constants. v is x, or softcap(x) with softcap; z = unit * v.
 struct Constants {
-  float exponent;   // unit * log2(e): exp(z_i - m) = 2^((v_i - max v) * exponent)
-  float unit;       // logit_scale, or 1 with softcap
-  float sum_scale;  // power of two <= 1 / classes: keeps the sum of (v - m) finite whatever the logits
-  float mean_scale; // unit / (classes * sum_scale)
+  float exponent;    // unit * log2(e): exp(z_i - m) = 2^((v_i - max v) * exponent)
+  float unit;        // logit_scale, or 1 with softcap
+  float sum_scale;   // power of two <= 1 / classes: keeps the sum of (v - m) finite whatever the logits
+  float mean_scale;  // unit / (classes * sum_scale)
   float softcap;
   float softcap_in;  // logit_scale / softcap
   float chain;       // logit_scale: dz/dx, with softcap also times 1 - tanh^2

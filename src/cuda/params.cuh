@@ -37,12 +37,12 @@ struct Tensor {
   }
 };
 
-// How rows are cut. A row belongs to `threads` threads (32: a warp, else a block), cut into slices of
-// threads * vectors vectors. Depends on type, vocabulary and options alone: that is what makes a row's bits its own.
+// How rows are cut, see geometry.hpp.
 struct Geometry {
   int threads;
-  int vectors;  // a thread and slice, a multiple of kBatch, <= 64 (the serial additions that an accumulator may take)
+  int slice_vectors;
   int slices;
+  int stashed;
 };
 
 struct Params {
@@ -58,21 +58,28 @@ struct Params {
   Tensor logits, targets, mask, row_weights, denominator;
   Tensor loss, stats, divisor, lse, entropy, predicted, row_counts;
   Tensor grad_loss, grad_logits;
-  float *row_loss;       // workspace: w * l a row, for the sum over rows
-  float *slice_partials; // workspace: [rows, slices, words]
-  float *own_divisor;    // workspace: the divisor that loss_and_grad computes before its gradient
-  void *chunks;          // workspace: partial sums over rows
+  float *row_loss;        // workspace: w * l a row, for the sum over rows
+  float *slice_partials;  // workspace: [rows, slices, words]
+  float *own_divisor;     // workspace: the divisor that loss_and_grad computes before its gradient
+  void *chunks;           // workspace: partial sums over rows
 };
 
 static __device__ __noinline__ float read_converted(const Tensor &tensor, int64_t offset) {
   switch (tensor.type) {
-    case Element::f32: return static_cast<const float *>(tensor.data)[offset];
-    case Element::f16: return to_float(static_cast<const f16 *>(tensor.data)[offset]);
-    case Element::bf16: return to_float(static_cast<const bf16 *>(tensor.data)[offset]);
-    case Element::f64: return static_cast<float>(static_cast<const double *>(tensor.data)[offset]);
-    case Element::i32: return static_cast<float>(static_cast<const int32_t *>(tensor.data)[offset]);
-    case Element::i64: return static_cast<float>(static_cast<const int64_t *>(tensor.data)[offset]);
-    case Element::u8: return static_cast<float>(static_cast<const uint8_t *>(tensor.data)[offset]);
+    case Element::f32:
+      return static_cast<const float *>(tensor.data)[offset];
+    case Element::f16:
+      return to_float(static_cast<const f16 *>(tensor.data)[offset]);
+    case Element::bf16:
+      return to_float(static_cast<const bf16 *>(tensor.data)[offset]);
+    case Element::f64:
+      return static_cast<float>(static_cast<const double *>(tensor.data)[offset]);
+    case Element::i32:
+      return static_cast<float>(static_cast<const int32_t *>(tensor.data)[offset]);
+    case Element::i64:
+      return static_cast<float>(static_cast<const int64_t *>(tensor.data)[offset]);
+    case Element::u8:
+      return static_cast<float>(static_cast<const uint8_t *>(tensor.data)[offset]);
   }
   return 0.0f;
 }

@@ -15,9 +15,10 @@ namespace xent::cuda {
 namespace {
 
 constexpr size_t kAlignment = 256;
+constexpr int64_t kSplitBytes = 512 * 1024;
+constexpr int kMostShared = 64 * 1024;  // above what any shape of rows_kernel takes
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 Element element_of(const DLDataType &type) {
   if (is_f16(type)) return Element::f16;
@@ -127,9 +128,7 @@ xent_status Plan::load(xent_error *err) {
   context_ = context;
   const CurrentContext current(driver_, context);
   if (const xent_status status = current.check(err); status != XENT_OK) return status;
-  int l2_bytes = 0;
   cudaError_t code = cudaDeviceGetAttribute(&processors_, cudaDevAttrMultiProcessorCount, options_.device.device_id);
-  if (code == cudaSuccess) code = cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, options_.device.device_id);
   if (code != cudaSuccess) return device_error(err, code, "device attributes");
 
   const DLDataType &type = options_.logits_dtype;
@@ -139,44 +138,34 @@ xent_status Plan::load(xent_error *err) {
   lanes_ = static_cast<int>(16 / element_size(type));
   const int64_t vectors = ceil_div(options_.classes, lanes_);
   forward_shape_ = forward_shape(vectors, partial_words_);
-  one_pass_shape_ = one_pass_shape(vectors, partial_words_);
+  one_pass_shape_ = one_pass_shape(vectors);
 
-  // Few rows: slices on many SMs. Not so many that the partials take more than the workspace may, and for the
-  // gradient not so many that the logits leave L2 before they are read again.
-  const auto split_rows = [&](const RowShape &shape, int64_t rows) {
-    if (shape.slices == 1) return int64_t{0};
-    if (!shape.one_block) return options_.max_rows;
-    return std::min(rows, options_.max_rows);
-  };
-  const int64_t row_bytes = options_.vocab * static_cast<int64_t>(element_size(type));
-  forward_split_rows_ = split_rows(forward_shape_, int64_t{4} * processors_);
-  one_pass_split_rows_ = split_rows(one_pass_shape_, std::min<int64_t>(processors_, l2_bytes / 2 / row_bytes));
-  forward_space_ = workspace(forward_shape_, forward_split_rows_, false);
-  one_pass_space_ = workspace(one_pass_shape_, one_pass_split_rows_, true);
+  // Few rows: their slices on many SMs, as long as the partials take little of the workspace.
+  if (forward_shape_.slices > 1) {
+    const int64_t row_bytes = int64_t{forward_shape_.slices} * partial_words_ * static_cast<int64_t>(sizeof(float));
+    split_rows_ = std::min({int64_t{4} * processors_, kSplitBytes / row_bytes, options_.max_rows});
+  }
+  forward_space_ = workspace(false);
+  one_pass_space_ = workspace(true);
 
   // A kernel that was never asked for is loaded at its first launch, which a stream capture would refuse.
   const int capped = options_.softcap != 0.0 ? 1 : 0;
-  const int most_shared = 99 * 1024;  // above what any shape takes, and what compute capability 8.6 has
-  const void *used[] = {kernels_->rows[feature_set_],
-                        kernels_->rows_and_gradient[feature_set_],
-                        kernels_->slices[feature_set_],
-                        kernels_->combine[feature_set_],
-                        kernels_->backward[capped][0],
-                        kernels_->backward[capped][1],
-                        address(reduce_rows_kernel),
-                        address(reduce_chunks_kernel)};
+  const void *used[] = {kernels_->rows[feature_set_],   kernels_->rows_and_gradient[feature_set_],
+                        kernels_->slices[feature_set_], kernels_->combine[feature_set_],
+                        kernels_->backward[capped][0],  kernels_->backward[capped][1],
+                        address(reduce_rows_kernel),    address(reduce_chunks_kernel)};
   for (const void *kernel : used) {
     cudaFuncAttributes attributes;
     code = cudaFuncGetAttributes(&attributes, kernel);
-    if (code == cudaSuccess && attributes.maxDynamicSharedSizeBytes < most_shared) {
-      code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared);
+    if (code == cudaSuccess && attributes.maxDynamicSharedSizeBytes < kMostShared) {
+      code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
     }
     if (code != cudaSuccess) return device_error(err, code, "loading a kernel");
   }
   return XENT_OK;
 }
 
-Plan::Workspace Plan::workspace(const RowShape &shape, int64_t split_rows, bool gradient) const {
+Plan::Workspace Plan::workspace(bool gradient) const {
   Workspace space;
   const auto reserve = [&](size_t bytes) {
     const size_t at = space.bytes;
@@ -184,21 +173,22 @@ Plan::Workspace Plan::workspace(const RowShape &shape, int64_t split_rows, bool 
     return at;
   };
   const size_t rows = static_cast<size_t>(options_.max_rows);
+  const size_t words = static_cast<size_t>(partial_words_);
   if (options_.reduction != XENT_REDUCTION_NONE) space.row_loss = reserve(rows * sizeof(float));
   space.chunks = reserve(static_cast<size_t>(ceil_div(options_.max_rows, kRowsPerChunk)) * sizeof(RowSums));
   if (gradient) {
     space.divisor = reserve(sizeof(float));
-    space.stats = reserve(static_cast<size_t>(split_rows) * 2 * sizeof(float));
+  } else {
+    space.partials =
+        reserve(static_cast<size_t>(split_rows_) * static_cast<size_t>(forward_shape_.slices) * words * sizeof(float));
   }
-  space.partials = reserve(static_cast<size_t>(split_rows) * static_cast<size_t>(shape.slices) *
-                           static_cast<size_t>(partial_words_) * sizeof(float));
   return space;
 }
 
 Params Plan::params(const xent_problem &problem, const RowShape &shape, const Workspace &space) const {
   Params p = {};
   p.math = constants_of(options_);
-  p.geometry = {shape.threads, shape.vectors, shape.slices};
+  p.geometry = {shape.threads, shape.slice_vectors, shape.slices, shape.stashed};
   p.rows = problem.rows;
   p.classes = options_.classes;
   p.vocab = options_.vocab;
@@ -229,22 +219,32 @@ Params Plan::params(const xent_problem &problem, const RowShape &shape, const Wo
   return p;
 }
 
-// Everything that forward writes for each row.
-xent_status Plan::sweep(const Params &params, const RowShape &shape, int64_t split_rows, void *stream,
-                        xent_error *err) const {
+xent_status Plan::sweep(const Params &params, void *stream, xent_error *err) const {
   Params p = params;
   void *args[] = {&p};
-  if (shape.slices > 1 && p.rows <= split_rows) {
-    const xent_status status = launch(kernels_->slices[feature_set_], p.rows * shape.slices, shape.threads,
-                                      shape.threads * partial_words_ * sizeof(float), args, stream, "slices kernel", err);
+  const RowShape &shape = forward_shape_;
+  if (shape.slices > 1 && p.rows <= split_rows_) {
+    const xent_status status =
+        launch(kernels_->slices[feature_set_], p.rows * shape.slices, shape.threads,
+               static_cast<size_t>(shape.threads * partial_words_) * sizeof(float), args, stream, "slices kernel", err);
     if (status != XENT_OK) return status;
     return launch(kernels_->combine[feature_set_], ceil_div(p.rows, 4), 128, 0, args, stream, "combine kernel", err);
   }
+  return launch_rows(kernels_->rows[feature_set_], shape, args, p.rows, stream, err);
+}
+
+xent_status Plan::launch_rows(const void *kernel, const RowShape &shape, void **args, int64_t rows, void *stream,
+                              xent_error *err) const {
   const int block = std::max(shape.threads, 128);
-  const void *kernel = p.grad_logits.data != nullptr ? kernels_->rows_and_gradient[feature_set_]
-                                                     : kernels_->rows[feature_set_];
-  return launch(kernel, ceil_div(p.rows, block / shape.threads), block,
-                shape.shared_bytes(partial_words_), args, stream, "rows kernel", err);
+  return launch(kernel, ceil_div(rows, block / shape.threads), block,
+                static_cast<size_t>(shape.shared_bytes(partial_words_)), args, stream, "rows kernel", err);
+}
+
+// Everything that forward and backward write for each row.
+xent_status Plan::one_pass(const Params &params, void *stream, xent_error *err) const {
+  Params p = params;
+  void *args[] = {&p};
+  return launch_rows(kernels_->rows_and_gradient[feature_set_], one_pass_shape_, args, p.rows, stream, err);
 }
 
 xent_status Plan::gradient(const Params &params, void *stream, xent_error *err) const {
@@ -277,8 +277,7 @@ xent_status Plan::forward(const xent_problem &problem, xent_error *err) const {
   xent_status status = current.check(err);
   if (status != XENT_OK) return status;
   Params p = params(problem, forward_shape_, forward_space_);
-  p.grad_logits.data = nullptr;
-  if (p.rows > 0) status = sweep(p, forward_shape_, forward_split_rows_, problem.stream, err);
+  if (p.rows > 0) status = sweep(p, problem.stream, err);
   int what = p.row_counts.data != nullptr ? kReduceCounts : 0;
   if (p.reduction != XENT_REDUCTION_NONE) what |= kReduceLoss | kReduceDivisor;
   if (p.reduction == XENT_REDUCTION_MEAN && p.denominator.data == nullptr) what |= kReduceWeights;
@@ -306,14 +305,7 @@ xent_status Plan::loss_and_grad(const xent_problem &problem, xent_error *err) co
     status = reduce(p, kReduceWeights | kReduceDivisor, problem.stream, err);
     if (status != XENT_OK) return status;
   }
-  if (p.rows > 0) {
-    const bool split = one_pass_shape_.slices > 1 && p.rows <= one_pass_split_rows_;
-    if (split && p.stats.data == nullptr) {
-      p.stats = Tensor{workspace + one_pass_space_.stats, Element::f32, 1, {p.rows}, {2}, 1};
-    }
-    status = sweep(p, one_pass_shape_, one_pass_split_rows_, problem.stream, err);
-    if (status == XENT_OK && split) status = gradient(p, problem.stream, err);
-  }
+  if (p.rows > 0) status = one_pass(p, problem.stream, err);
   int what = p.row_counts.data != nullptr ? kReduceCounts : 0;
   if (p.reduction != XENT_REDUCTION_NONE) what |= kReduceLoss | (own_divisor ? 0 : kReduceDivisor);
   if (status == XENT_OK && what != 0) status = reduce(p, what, problem.stream, err);

@@ -27,14 +27,17 @@ class Plan {
  private:
   // Offsets into the workspace. Pieces that a call does not use are not reserved.
   struct Workspace {
-    size_t row_loss = 0, chunks = 0, divisor = 0, stats = 0, partials = 0, bytes = 0;
+    size_t row_loss = 0, chunks = 0, divisor = 0, partials = 0, bytes = 0;
   };
 
   Plan(const Driver &driver, const xent_options &options) : driver_(driver), options_(options) {}
   xent_status load(xent_error *err);
-  Workspace workspace(const RowShape &shape, int64_t split_rows, bool gradient) const;
+  Workspace workspace(bool gradient) const;
   Params params(const xent_problem &problem, const RowShape &shape, const Workspace &space) const;
-  xent_status sweep(const Params &params, const RowShape &shape, int64_t split_rows, void *stream, xent_error *err) const;
+  xent_status sweep(const Params &params, void *stream, xent_error *err) const;
+  xent_status launch_rows(const void *kernel, const RowShape &shape, void **args, int64_t rows, void *stream,
+                          xent_error *err) const;
+  xent_status one_pass(const Params &params, void *stream, xent_error *err) const;
   xent_status gradient(const Params &params, void *stream, xent_error *err) const;
   xent_status reduce(const Params &params, int what, void *stream, xent_error *err) const;
 
@@ -48,8 +51,7 @@ class Plan {
   int processors_ = 0;
   RowShape forward_shape_ = {};
   RowShape one_pass_shape_ = {};
-  int64_t forward_split_rows_ = 0;   // up to here the slices of a row go to different blocks
-  int64_t one_pass_split_rows_ = 0;
+  int64_t split_rows_ = 0;  // up to here forward gives the slices of a row to different blocks
   Workspace forward_space_, one_pass_space_;
 };
 

@@ -3,7 +3,8 @@
 
 // Sums over rows: the loss, the divisor and the row counts. A thread adds fixed rows in double, a block adds its
 // threads as a tree, and where there are more rows than one block takes, a second kernel adds the blocks. The order
-// depends on the number of rows alone. Bytes: 4 a row of losses, the targets, and mask and weights where they are given.
+// depends on the number of rows alone. Bytes: 4 a row of losses, the targets, and mask and weights where they are
+// given.
 #pragma once
 
 #include "rows.cuh"
@@ -101,8 +102,8 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_rows_kernel(const __gri
   }
 }
 
-__global__ void __launch_bounds__(kReduceThreads) reduce_chunks_kernel(const __grid_constant__ Params p, int what,
-                                                                       int64_t chunks) {
+__global__ void __launch_bounds__(kReduceThreads)
+    reduce_chunks_kernel(const __grid_constant__ Params p, int what, int64_t chunks) {
   RowSums sums = {};
   for (int64_t chunk = threadIdx.x; chunk < chunks; chunk += kReduceThreads) {
     sums = add(sums, static_cast<const RowSums *>(p.chunks)[chunk]);

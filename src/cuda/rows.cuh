@@ -86,17 +86,27 @@ __device__ __forceinline__ float read_divisor(const Params &p) {
   return 1.0f;
 }
 
-__device__ __forceinline__ GradRow grad_row(const Params &p, int64_t row, const RowTarget &target, const RowStats &stats) {
-  const Constants &c = p.math;
-  GradRow grad = {};
-  grad.zero = target.kind != RowKind::counted;
-  grad.target = target.target;
-  if (grad.zero) return grad;
+// What the gradient of a row is multiplied by, whatever its statistics.
+struct RowFactor {
+  bool zero;
+  float factor;  // g * w * logit_scale
+};
+
+__device__ __forceinline__ RowFactor row_factor(const Params &p, int64_t row, RowKind kind) {
+  if (kind != RowKind::counted) return {true, 0.0f};
   float upstream = 1.0f;
   if (p.grad_loss.data != nullptr) upstream = read_float(p.grad_loss, p.grad_loss.offset(row));
   const float divisor = read_divisor(p);
-  grad.zero = divisor == 0.0f;
-  const float f = upstream / divisor * read_weight(p, row) * c.chain;
+  return {divisor == 0.0f, upstream / divisor * read_weight(p, row) * p.math.chain};
+}
+
+__device__ __forceinline__ GradRow grad_row(const Constants &c, const RowFactor &factor, int64_t target,
+                                            const RowStats &stats) {
+  GradRow grad = {};
+  grad.zero = factor.zero;
+  grad.target = target;
+  if (grad.zero) return grad;
+  const float f = factor.factor;
   const float lse = fmaf(c.unit, stats.m, logf(stats.d));
   const float peak = c.z_loss != 0.0f ? fmaf(2.0f * c.z_loss, lse, 1.0f) : 1.0f;
   grad.m = stats.m;
@@ -104,6 +114,11 @@ __device__ __forceinline__ GradRow grad_row(const Params &p, int64_t row, const 
   grad.shift = c.smoothing_per_class != 0.0f ? -(f * c.smoothing_per_class) : 0.0f;
   grad.shift_target = c.one_minus_smoothing != 0.0f ? grad.shift - f * c.one_minus_smoothing : grad.shift;
   return grad;
+}
+
+__device__ __forceinline__ GradRow grad_row(const Params &p, int64_t row, const RowTarget &target,
+                                            const RowStats &stats) {
+  return grad_row(p.math, row_factor(p, row, target.kind), target.target, stats);
 }
 
 }  // namespace xent::cuda
