@@ -223,15 +223,21 @@ _is_valid_raw = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p
 _exported: dict[int, tuple] = {}  # address of a live DLManagedTensor -> what it needs
 
 
+# A consumer may let go of an array after this module's names are gone, at the end of the interpreter: what the callbacks
+# need is bound to them, and they themselves are never freed.
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-def _drop_exported(address):
-    _exported.pop(address, None)
+def _drop_exported(address, pop=_exported.pop):
+    pop(address, None)
 
 
 @ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-def _drop_capsule(capsule):
-    if _is_valid_raw(capsule, _LEGACY):
-        _exported.pop(_get_pointer_raw(capsule, _LEGACY), None)
+def _drop_capsule(capsule, pop=_exported.pop, is_valid=_is_valid_raw, get_pointer=_get_pointer_raw, name=_LEGACY):
+    if is_valid(capsule, name):
+        pop(get_pointer(capsule, name), None)
+
+
+for _callback in (_drop_exported, _drop_capsule):
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callback))
 
 
 class Export:
