@@ -14,6 +14,9 @@ constexpr auto kRequired = Call::kRequired;
 constexpr auto kOptional = Call::kOptional;
 constexpr uint32_t kMaskTypes = kBool | kU8 | kI32 | kI64 | kF32;
 
+// int32 only where it holds every number in [0, count].
+uint32_t holds_indices(int64_t count) { return count > INT32_MAX ? kI64 : kI32 | kI64; }
+
 // logits, targets, mask, row_weights: the same in every call.
 template <class Args>
 void read_rows(Call &call, const Args &args) {
@@ -43,8 +46,10 @@ void read_forward(Call &call, const xent_forward_args &args) {
   call.output({"divisor", acc, Form::kScalar}, kOptional, args.divisor, &problem.divisor);
   call.output({"lse", acc, Form::kRows}, kOptional, args.lse, &problem.lse);
   call.output({"entropy", acc, Form::kRows}, kOptional, args.entropy, &problem.entropy);
-  call.output({"predicted", kI32 | kI64, Form::kRows}, kOptional, args.predicted, &problem.predicted);
-  call.output({"row_counts", kI32 | kI64, Form::kTriple}, kOptional, args.row_counts, &problem.row_counts);
+  call.output({"predicted", holds_indices(options.classes), Form::kRows}, kOptional, args.predicted,
+              &problem.predicted);
+  call.output({"row_counts", holds_indices(problem.rows), Form::kTriple}, kOptional, args.row_counts,
+              &problem.row_counts);
 }
 
 // `grad_loss` and `grad_logits`, the end of every argument list that has them.

@@ -135,6 +135,12 @@ xent_status resolve_numbers(const xent_plan_desc &desc, xent_options *out, xent_
   if (desc.logit_scale != 0.0) {
     if (const xent_status status = check_factor("logit_scale", desc.logit_scale, wide, err)) return status;
   }
+  if (desc.softcap != 0.0) {
+    // tanh is taken of logit_scale / softcap * x.
+    const double scale = desc.logit_scale == 0.0 ? 1.0 : desc.logit_scale;
+    if (const xent_status status = check_factor("logit_scale / softcap", scale / desc.softcap, wide, err))
+      return status;
+  }
   // Adding 0 turns -0 into 0.
   out->label_smoothing = desc.label_smoothing + 0.0;
   out->z_loss = desc.z_loss + 0.0;

@@ -6,6 +6,7 @@
 #include <xent/xent_plugin.h>
 
 #include <algorithm>
+#include <cfenv>
 #include <cstdio>
 #include <new>
 
@@ -19,10 +20,28 @@
 namespace xent::cpu {
 namespace {
 
+// The arithmetic is that of the default environment, whatever the caller's: with another rounding or subnormals flushed
+// to zero, results would depend on which thread computes a row, and with traps -inf would raise a signal. The caller's
+// environment comes back as it was, exception flags included.
+class DefaultArithmetic {
+ public:
+  DefaultArithmetic() {
+    std::fegetenv(&saved_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultArithmetic() { std::fesetenv(&saved_); }
+  DefaultArithmetic(const DefaultArithmetic &) = delete;
+  DefaultArithmetic &operator=(const DefaultArithmetic &) = delete;
+
+ private:
+  std::fenv_t saved_;
+};
+
 // Nothing that allocates or throws is left once a plan exists, but for a child's threads after fork(), which the pool
 // can do without.
 template <class Body>
 xent_status guarded(xent_error *err, const Body &body) noexcept {
+  const DefaultArithmetic arithmetic;
   try {
     body();
     return XENT_OK;

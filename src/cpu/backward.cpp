@@ -28,12 +28,13 @@ struct GradConsts {
         offset(static_cast<A>(row.offset)),
         round(ExpConst<A>::kRound + static_cast<A>(row.lift)),
         lowest(static_cast<A>(ExpConst<A>::kLowest - row.lift * 0.69314718055994531)),
+        post(static_cast<A>(std::ldexp(1.0, row.post))),
         cap(static_cast<A>(math.softcap)),
         ratio(static_cast<A>(math.cap_ratio)) {}
-  A half, max_half, rest, factor, offset, round, lowest, cap, ratio;
+  A half, max_half, rest, factor, offset, round, lowest, post, cap, ratio;
 };
 
-// kPlain: scale is 1, as it always is with softcap, and two multiplications by 1 are left out.
+// kPlain: scale is 1, as it always is with softcap, and multiplications by 1 are left out, by 2^post = 1 too.
 template <class D, bool kSoftcap, bool kPlain, class V = hn::Vec<D>>
 HWY_INLINE V GradVector(D d, const GradConsts<hn::TFromD<D>> &c, V v) {
   V slope;
@@ -46,7 +47,8 @@ HWY_INLINE V GradVector(D d, const GradConsts<hn::TFromD<D>> &c, V v) {
   }
   const V e = ExpLifted(d, u, hn::Set(d, c.round), hn::Set(d, c.lowest));
   const V grad = hn::MulSub(e, hn::Set(d, c.factor), hn::Set(d, c.offset));
-  if constexpr (kSoftcap) return hn::Mul(grad, slope);
+  if constexpr (kSoftcap) return hn::Mul(grad, hn::Mul(slope, hn::Set(d, c.post)));
+  if constexpr (!kPlain) return hn::Mul(grad, hn::Set(d, c.post));
   return grad;
 }
 
@@ -70,7 +72,7 @@ void GradBlock(const RowMath &math, const GradRow &row, const A *v, A *out, size
 
 template <class T, class O, class A = Acc<T>>
 void Grad(const RowMath &math, const GradRow &row, const Span &span, const GradOut &out) {
-  const bool plain = math.scale == 1 && math.half == 1;
+  const bool plain = math.scale == 1 && math.half == 1 && row.post == 0;
   const auto grad = math.softcap != 0 ? &GradBlock<A, true, true>
                     : plain           ? &GradBlock<A, false, true>
                                       : &GradBlock<A, false, false>;

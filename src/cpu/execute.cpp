@@ -268,8 +268,8 @@ class Call {
   }
 
   // Reads the target's logit, so before any of its slice is overwritten.
-  double target_gradient(int64_t row, int64_t target, double f, const GradRow &grad) const {
-    const double eps = options_.label_smoothing;
+  double target_gradient(int64_t row, int64_t target, Wide f, Wide factor, Wide offset, double max) const {
+    const Wide eps = options_.label_smoothing;
     const double x = logit(row, target);
     double v = x, slope = 1;
     if (math_.softcap != 0) {
@@ -277,8 +277,8 @@ class Call {
       v = plan_.squash(math_, x);  // of the same rounding as the maximum: the difference is never above 0
       slope = 4 * q / ((1 + q) * (1 + q));
     }
-    const double p = std::ldexp(std::exp(math_.scale * (v - grad.max)), grad.lift) * grad.factor;
-    return (p - grad.offset - (eps != 1 ? f * (1 - eps) : 0)) * slope;
+    const Wide e = std::exp(static_cast<double>(math_.scale * (Wide{v} - max)));
+    return static_cast<double>((e * factor - offset - (eps != 1 ? f * (1 - eps) : 0)) * slope);
   }
 
   // For the columns [begin, end). False: the row's gradient is 0.
@@ -287,20 +287,33 @@ class Call {
     const Row what = read_target(problem_, row);
     if (what.kind != RowKind::kCounted) return false;
     const double eps = options_.label_smoothing;
-    double f = read_row(problem_.grad_loss, row, 1) * read_row(problem_.row_weights, row, 1) * options_.logit_scale;
+    Wide f = Wide{read_row(problem_.grad_loss, row, 1)} * read_row(problem_.row_weights, row, 1) * options_.logit_scale;
     if (divides_) f /= divisor_;
     Wide loss_slope = 1;
     if (options_.z_loss != 0)
       loss_slope += 2 * Wide{options_.z_loss} * (Wide{math_.scale} * stats.max + std::log(stats.sum));
     const Wide factor = f * loss_slope / stats.sum;
     out->max = stats.max;
-    out->lift = std::isfinite(factor) && factor != 0 ? std::clamp(std::ilogb(factor), 0, 100) : 0;
-    out->factor = static_cast<double>(std::ldexp(factor, -out->lift));
-    out->offset = eps != 0 ? f * eps / static_cast<double>(options_.classes) : 0;
+    const Wide offset = eps != 0 ? f * eps / static_cast<Wide>(options_.classes) : 0;
+    out->lift = std::clamp(exponent(factor), 0, 100);
+    const int most = plan_.acc_is_double ? 1022 : 126;
+    out->post = std::clamp(std::max(exponent(factor), exponent(offset)) - most, 0, most);
+    out->factor = shrunk(factor, out->lift + out->post);
+    out->offset = shrunk(offset, out->post);
     out->target = what.target;
-
-    if (what.target >= begin && what.target < end) out->target_grad = target_gradient(row, what.target, f, *out);
+    if (what.target >= begin && what.target < end) {
+      out->target_grad = target_gradient(row, what.target, f, factor, offset, stats.max);
+    }
     return true;
+  }
+
+  static int exponent(Wide value) { return std::isfinite(value) && value != 0 ? std::ilogb(value) : 0; }
+
+  // value * 2^-by; a number stays one.
+  double shrunk(Wide value, int by) const {
+    if (!std::isfinite(value)) return static_cast<double>(value);
+    const Wide largest = plan_.acc_is_double ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
+    return static_cast<double>(std::clamp(std::ldexp(value, -by), -largest, largest));
   }
 
   void grad_columns(int64_t row, const GradRow &grad, const Span &span) const {

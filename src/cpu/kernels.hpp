@@ -45,7 +45,8 @@ struct RowMath {
                       // scale is so small that a difference that overflows would matter
   double softcap;     // 0: off
   double cap_ratio;   // logit_scale / softcap
-  double shift_unit;  // a power of two; sum (v_i - max v) is kept in multiples of its reciprocal, so it cannot overflow
+  double shift_unit;  // a power of two; sum (v_i - max v) is kept in multiples of its reciprocal, so it cannot
+                      // overflow. 1 where scale is so large that what overflows would anyway, and what matters is tiny
   bool smoothing;
   bool entropy;
   bool predicted;
@@ -78,7 +79,7 @@ inline Partial merge(const Partial &a, const Partial &b, const RowMath &math) {
       sum = part.sum, shift = part.shift, entropy = part.entropy;
       return;
     }
-    const double delta = math.scale * (part.max - out.max);
+    const double delta = (part.max * math.half - out.max * math.half) * (math.scale / math.half);
     const double factor = std::exp(delta);
     sum = part.sum * factor;
     shift = part.shift + static_cast<double>(part.count) * (part.max * math.shift_unit - out.max * math.shift_unit);
@@ -128,14 +129,16 @@ inline int64_t slice_columns(int64_t classes) {
   return static_cast<int64_t>(std::bit_ceil(share < 16384 ? uint64_t{16384} : share));
 }
 
-// One row's gradient: (exp(scale * (v_i - max)) * 2^lift * factor - offset) * dz/dx, but for `target`'s, which is
-// given. A large factor (z-loss) gives its exponent to `lift`, so that neither it overflows nor the small exponentials
-// vanish.
+// One row's gradient: (exp(scale * (v_i - max)) * 2^lift * factor - offset) * 2^post * dz/dx, but for `target`'s, which
+// is given. A large factor (z-loss) gives its exponent to `lift`, so that neither it overflows nor the small
+// exponentials vanish; what is larger still, to `post`, so that no difference of infinities comes of it. Both factors
+// are numbers of acc, unless the upstream gradient or a weight is not one.
 struct GradRow {
   double max;
   double factor;
   double offset;
   int lift;  // 0 .. 100
+  int post;  // 0 .. the largest exponent of acc, less 1
   int64_t target;
   double target_grad;
 };

@@ -12,23 +12,20 @@
 namespace xent::cpu {
 namespace {
 
-// Options are doubles of any size; acc must hold them, and neither infinity nor 0 may come of the conversion.
+// The core has seen to it that every factor, logit_scale / softcap too, is a normal number of acc.
 template <class A>
 RowMath make_math(const xent_options &options) {
   using Limits = std::numeric_limits<A>;
   RowMath math = {};
-  const double largest = static_cast<double>(Limits::max());
-  const double scale = options.softcap != 0 ? 1.0 : options.logit_scale;
-  math.scale = std::clamp(scale, static_cast<double>(Limits::denorm_min()), largest);
+  math.scale = options.softcap != 0 ? 1.0 : options.logit_scale;
   // The difference of two logits can be twice the largest number; above this scale its exponential is 0 anyway.
   math.half = math.scale < std::ldexp(1.0, Limits::min_exponent + 24) ? 0.5 : 1.0;
-  if (math.half != 1.0) math.scale = std::min(math.scale, largest / 2);
   if (options.softcap != 0) {
-    math.softcap = std::min(options.softcap, largest);
-    math.cap_ratio =
-        std::clamp(options.logit_scale / options.softcap, static_cast<double>(Limits::denorm_min()), largest);
+    math.softcap = options.softcap;
+    math.cap_ratio = options.logit_scale / options.softcap;
   }
-  math.shift_unit = 1.0 / static_cast<double>(std::bit_ceil(2 * static_cast<uint64_t>(options.classes)));
+  math.shift_unit =
+      math.scale >= 0x1p64 ? 1.0 : 1.0 / static_cast<double>(std::bit_ceil(2 * static_cast<uint64_t>(options.classes)));
   math.smoothing = options.label_smoothing != 0;
   math.entropy = options.entropy != 0;
   math.predicted = options.predicted != 0;

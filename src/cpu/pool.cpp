@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <signal.h>
 
+#include <cfenv>
 #include <condition_variable>
 #include <memory>
 #include <new>
@@ -82,6 +83,7 @@ struct Pool::Crew {
   }
 
   void serve() {
+    std::fesetenv(FE_DFL_ENV);  // not what the creating thread had
     uint64_t seen = 0;
     std::unique_lock lock(mutex);
     for (;;) {
