@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refusals: the exception, what it carries, and that nothing was written."""
 
+import copy
 import ctypes
 import os
+import pickle
 import subprocess
 import sys
 
@@ -45,6 +47,13 @@ LOGITS, TARGETS = np.zeros((4, 10), np.float32), np.zeros(4, np.int64)
         ({"logits_dtype": "float8_e4m3fn"}, "logits_dtype"),
         ({"target_dtype": "float32"}, "target_dtype"),
         ({"device": "tpu"}, "device"),
+        ({"device": "cuda:4294967296"}, "device"),
+        ({"device": (2**32 + 1, 0)}, "device"),
+        ({"reduction": ["mean"]}, "reduction"),
+        ({"classes": "ten"}, "classes"),
+        ({"label_smoothing": "0.1"}, "label_smoothing"),
+        ({"z_loss": None}, "z_loss"),
+        ({"logit_scale": "1"}, "logit_scale"),
     ],
 )
 def test_options_out_of_range(options, word):
@@ -52,6 +61,43 @@ def test_options_out_of_range(options, word):
         plan(**options)
     assert isinstance(caught.value, libxent.InvalidArgument) and isinstance(caught.value, libxent.Error)
     assert caught.value.status == "XENT_INVALID_ARGUMENT" and caught.value.native_code == 0
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64 + 4, 2**70, -(2**63) - 1, 10**400, 1e300, 1e-300, "4", True + 1j])
+def test_numbers_that_do_not_fit(number):
+    for name in ("denominator", "grad_loss"):
+        if name == "grad_loss" and isinstance(number, int) and number < 10**38:
+            continue
+        with pytest.raises(libxent.InvalidArgument, match=name):
+            libxent.loss_and_grad(LOGITS, TARGETS, **{name: number})
+
+
+@pytest.mark.parametrize("number", [4, np.int64(4), np.int32(4), 4.0, np.float32(4), np.float64(4), np.float16(4)])
+def test_numbers_of_any_kind(number):
+    loss, grad = libxent.loss_and_grad(LOGITS, TARGETS, reduction="sum", denominator=number, grad_loss=number)
+    assert float(loss) == pytest.approx(np.log(10), rel=1e-6)
+    assert grad[0, 0] == pytest.approx(-0.9, rel=1e-6)
+
+
+@pytest.mark.parametrize("threads", [2**32, 2**32 + 1, 1.5, "2", -1])
+def test_threads_out_of_range(threads):
+    with pytest.raises(libxent.InvalidArgument, match="threads"):
+        libxent.Context(threads)
+
+
+def test_handles_are_not_copied():
+    context = libxent.Context(1)
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="Context"):
+            duplicate(context)
+    for duplicate in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="Plan"):
+            duplicate(plan())
+
+
+def test_backend_path_with_a_null():
+    with pytest.raises(libxent.InvalidArgument, match="null character"):
+        libxent.Context(1).load_backend("cuda\0")
 
 
 def test_device_without_a_backend():

@@ -264,3 +264,14 @@ def test_after_fork():
         "assert same and os.waitpid(child, 0)[1] == 0\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_an_option_in_an_array_that_changes(problem):
+    logits, targets = problem
+    torch = pytest.importorskip("torch")
+    z_loss = torch.tensor(0.0)
+    first = libxent.cross_entropy(logits, targets, ignore_index=-1, z_loss=z_loss)
+    z_loss.fill_(1.0)
+    second = libxent.cross_entropy(logits, targets, ignore_index=-1, z_loss=z_loss)
+    assert first == libxent.cross_entropy(logits, targets, ignore_index=-1)
+    assert second == libxent.cross_entropy(logits, targets, ignore_index=-1, z_loss=1.0)

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import ctypes
 import math
+import numbers
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _abi
 from ._dlpack import CUDA, CUDA_MANAGED, DTYPES, NAMES, DType, Tensor, dtype_name
 from ._frameworks import Framework, framework_of
-from ._library import Context, InvalidArgument, check, error_slot, lib
+from ._library import Context, InvalidArgument, check, error_slot, integer, lib, real
 
 if TYPE_CHECKING:
     from ._plan import Plan
@@ -39,6 +40,9 @@ class Handle:
         self.pointer = pointer
         self.context = context
 
+    def __reduce__(self) -> Any:
+        raise TypeError("libxent: a Plan cannot be pickled")
+
     def __del__(self, destroy=lib.xent_plan_destroy) -> None:
         destroy(self.pointer)
 
@@ -48,6 +52,17 @@ def plan_dtype(name: str, value: Any) -> _abi.DLDataType:
     if text not in DTYPES:
         raise InvalidArgument(f"{name}: unknown element type {text}")
     return _abi.DLDataType(*DTYPES[text], 1)
+
+
+def _fitting(name: str, value: Any, dtype: DType) -> int | float:
+    """A number that the type holds: ctypes would cut an integer off, and make infinity or 0 of a float."""
+    if dtype == DTYPES["int64"]:
+        return integer(name, value)
+    number = real(name, value)
+    holder = ctypes.c_float(number) if dtype == DTYPES["float32"] else ctypes.c_double(number)
+    if math.isfinite(number) and (math.isinf(holder.value) or (holder.value == 0 and number != 0)):
+        raise InvalidArgument(f"{name}: {number} is beyond the range of {NAMES[dtype]}")
+    return number
 
 
 class Call:
@@ -93,8 +108,8 @@ class Call:
     def input(self, name: str, obj: Any, number: DType | None = None) -> Any:
         if obj is None:
             return None
-        if number is not None and isinstance(obj, (int, float)):
-            tensor = self.lead.scalar(obj, number, self.device)
+        if number is not None and isinstance(obj, numbers.Real):
+            tensor = self.lead.scalar(_fitting(name, obj, number), number, self.device)
             self.tensors.append(tensor)
             return tensor.pointer()
         return self.take(name, obj)
@@ -131,7 +146,7 @@ class Call:
     def forward_args(self, targets: Any, mask: Any, row_weights: Any, denominator: Any, workspace: int) -> Any:
         args = _abi.ForwardArgs(struct_size=ctypes.sizeof(_abi.ForwardArgs))
         self.inputs(args, targets, mask, row_weights, workspace)
-        number = DTYPES["int64" if isinstance(denominator, int) else "float32"]
+        number = DTYPES["int64" if isinstance(denominator, numbers.Integral) else "float32"]
         args.denominator = self.input("denominator", denominator, number)
         return args
 

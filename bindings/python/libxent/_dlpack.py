@@ -223,7 +223,7 @@ _is_valid_raw = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p
 _exported: dict[int, tuple] = {}  # address of a live DLManagedTensor -> what it needs
 
 
-# A consumer may let go of an array after this module's names are gone, at the end of the interpreter: what the callbacks
+# A consumer may let go of an array after this module's names are gone, as the interpreter ends: what the callbacks
 # need is bound to them, and they themselves are never freed.
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def _drop_exported(address, pop=_exported.pop):

@@ -13,10 +13,11 @@ from typing import Any
 from ._call import Result
 from ._dlpack import CUDA, CUDA_MANAGED, NAMES
 from ._frameworks import TORCH, dtype_of, framework_of
-from ._library import InvalidArgument
+from ._library import InvalidArgument, real
 from ._plan import Plan
 
 _CACHE_SIZE = 64
+_NUMBERS = frozenset(("label_smoothing", "z_loss", "softcap", "logit_scale"))
 _plans: collections.OrderedDict[tuple, Plan] = collections.OrderedDict()
 _lock = threading.Lock()
 
@@ -41,7 +42,8 @@ def _plan_for(logits: Any, targets: Any, **options: Any) -> Plan:
         ("target_dtype", NAMES[dtype_of(targets.dtype, "targets")]),
         ("max_rows", 1 << max(rows - 1, 0).bit_length()),
         ("vocab", tensor.shape[-1]),
-        *options.items(),
+        # An array is found again by its identity, whatever has been written to it since.
+        *((name, real(name, value) if name in _NUMBERS else value) for name, value in options.items()),
     )
     with _lock:
         plan = _plans.get(key)
@@ -95,7 +97,8 @@ def cross_entropy(
     label_smoothing  in [0, 1]
     mask             [...] bool, uint8, int32, int64 or float32: rows where it is 0 do not count
     row_weights      [...] float32 (float64 for float64 logits): factors of the losses; "mean" divides by their sum
-    denominator      a number, or [] float32, int32 or int64: divides "sum" or "mean" instead
+    denominator      an integer, another number (taken as float32), or [] float32, int32 or int64: divides "sum" or
+                     "mean" instead
     z_loss           weight of lse^2
     softcap          logits become softcap * tanh(logits / softcap); 0: off
     logit_scale      logits are multiplied by it first

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import operator
 import os
 import pathlib
 import threading
+from typing import Any
 
 from . import _abi
 
@@ -90,6 +92,24 @@ def check(status: int, slot: _ErrorSlot = error_slot) -> None:
     raise kind(message, lib.xent_status_name(status).decode(), slot.struct.native_code)
 
 
+def integer(name: str, value: Any, bits: int = 64) -> int:
+    """`value` as an int of so many bits: ctypes would cut off what does not fit."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidArgument(f"{name}: expected an integer, got {value!r}") from None
+    if not -(1 << bits - 1) <= number < 1 << bits - 1:
+        raise InvalidArgument(f"{name}: {number} does not fit in {bits} bits")
+    return number
+
+
+def real(name: str, value: Any) -> float:
+    if not isinstance(value, (str, bytes)):
+        with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
+            return float(value)
+    raise InvalidArgument(f"{name}: expected a number, got {value!r}")
+
+
 class Context:
     """Backends and CPU threads. Most programs use the default one and never name it.
 
@@ -100,20 +120,26 @@ class Context:
 
     def __init__(self, threads: int = 0) -> None:
         self._handle: ctypes.c_void_p | None = None
-        desc = _abi.ContextDesc(struct_size=ctypes.sizeof(_abi.ContextDesc), threads=threads)
+        desc = _abi.ContextDesc(struct_size=ctypes.sizeof(_abi.ContextDesc), threads=integer("threads", threads, 32))
         handle = ctypes.c_void_p()
         check(lib.xent_context_create(ctypes.byref(desc), ctypes.byref(handle), error_slot.reference))
         self._handle = handle
 
     def load_backend(self, path: str) -> None:
         """Loads a backend plugin: "cuda", or the path of a file. Raises Error where it cannot run here."""
-        check(lib.xent_backend_load(self._handle, os.fsencode(path), error_slot.reference))
+        encoded = os.fsencode(path)
+        if b"\0" in encoded:
+            raise InvalidArgument(f"path: {path!r} has a null character in it")
+        check(lib.xent_backend_load(self._handle, encoded, error_slot.reference))
 
     @property
     def backends(self) -> tuple[str, ...]:
         """Names of the backends loaded so far. CUDA is loaded when a plan first asks for it."""
         count = lib.xent_backend_count(self._handle)
         return tuple(lib.xent_backend_name(self._handle, index).decode() for index in range(count))
+
+    def __reduce__(self) -> Any:
+        raise TypeError("libxent: a Context cannot be copied or pickled")  # two would destroy the same one
 
     def __del__(self, destroy=lib.xent_context_destroy) -> None:
         handle, self._handle = getattr(self, "_handle", None), None

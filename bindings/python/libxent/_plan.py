@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import ctypes
-import operator
 import re
 from typing import Any, NamedTuple
 
 from . import _abi
 from ._call import Call, Handle, Result, plan_dtype
 from ._dlpack import CPU, CUDA, DTYPES, DType
-from ._library import Context, InvalidArgument, check, default_context, error_slot, lib
+from ._library import Context, InvalidArgument, check, default_context, error_slot, integer, lib, real
 
 _REDUCTIONS = {
     "none": _abi.XENT_REDUCTION_NONE,
@@ -37,21 +36,11 @@ class PlanInfo(NamedTuple):
 def parse_device(device: Any) -> tuple[int, int]:
     """(device_type, device_id) of "cpu", "cuda", "cuda:1", a torch.device or a DLPack pair."""
     if isinstance(device, tuple) and len(device) == 2:
-        return int(device[0]), int(device[1])
+        return integer("device", device[0], 32), integer("device", device[1], 32)
     match = re.fullmatch(r"(cpu|cuda)(?::(\d+))?", str(device))
     if match is None:
         raise InvalidArgument(f"device: expected 'cpu', 'cuda' or 'cuda:N', got {device!r}")
-    return (CPU if match[1] == "cpu" else CUDA), int(match[2] or 0)
-
-
-def _integer(name: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise InvalidArgument(f"{name}: expected an integer, got {value!r}") from None
-    if not -(2**63) <= number < 2**63:
-        raise InvalidArgument(f"{name}: {number} does not fit in 64 bits")
-    return number
+    return (CPU if match[1] == "cpu" else CUDA), integer("device", int(match[2] or 0), 32)
 
 
 class Plan:
@@ -104,11 +93,12 @@ class Plan:
         context: Context | None = None,
     ) -> None:
         self._handle: Handle | None = None
-        if reduction not in _REDUCTIONS:
+        if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
             raise InvalidArgument(f"reduction: expected 'none', 'sum' or 'mean', got {reduction!r}")
         # In C, zero means the default of these two.
-        if classes is not None and classes < 1:
+        if classes is not None and integer("classes", classes) < 1:
             raise InvalidArgument(f"classes: expected at least 1, got {classes}")
+        logit_scale = real("logit_scale", logit_scale)
         if logit_scale == 0:
             raise InvalidArgument("logit_scale: expected more than 0, got 0")
         self._device = parse_device(device)
@@ -119,19 +109,19 @@ class Plan:
             device=_abi.DLDevice(*self._device),
             logits_dtype=plan_dtype("logits_dtype", logits_dtype),
             target_dtype=plan_dtype("target_dtype", target_dtype),
-            max_rows=_integer("max_rows", max_rows),
-            vocab=_integer("vocab", vocab),
-            classes=0 if classes is None else _integer("classes", classes),
-            ignore_index=0 if ignore_index is None else _integer("ignore_index", ignore_index),
+            max_rows=integer("max_rows", max_rows),
+            vocab=integer("vocab", vocab),
+            classes=0 if classes is None else integer("classes", classes),
+            ignore_index=0 if ignore_index is None else integer("ignore_index", ignore_index),
             flags=(0 if ignore_index is None else _abi.XENT_PLAN_IGNORE_INDEX)
             | (_abi.XENT_PLAN_OVERWRITE_LOGITS if overwrite_logits else 0)
             | (_abi.XENT_PLAN_EMPTY_MEAN_IS_NAN if empty_mean_is_nan else 0)
             | (_abi.XENT_PLAN_ENTROPY if entropy else 0)
             | (_abi.XENT_PLAN_PREDICTED if predicted else 0),
             reduction=_REDUCTIONS[reduction],
-            label_smoothing=label_smoothing,
-            z_loss=z_loss,
-            softcap=softcap,
+            label_smoothing=real("label_smoothing", label_smoothing),
+            z_loss=real("z_loss", z_loss),
+            softcap=real("softcap", softcap),
             logit_scale=logit_scale,
         )
         self._logits_dtype = DType(desc.logits_dtype.code, desc.logits_dtype.bits)
@@ -190,7 +180,8 @@ class Plan:
         targets      [...], the plan's target type
         mask         [...] bool, uint8, int32, int64 or float32: rows where it is 0 are ignored
         row_weights  [...] acc (float32, or float64 for float64 logits): factors of the rows' losses
-        denominator  a number, or [] float32, int32 or int64: divides "sum" or "mean"
+        denominator  an integer, another number (taken as float32), or [] float32, int32 or int64: divides "sum" or
+                     "mean"
 
         The others are outputs, shaped and typed as in Result: True for a new array, an array to write into, None for
         none. `divisor` is made by itself where something is divided. stats=None where no backward follows.
