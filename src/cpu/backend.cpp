@@ -20,20 +20,34 @@
 namespace xent::cpu {
 namespace {
 
+// Control words alone, without the exception flags. Without a cheap way to ask, false.
+bool arithmetic_is_default() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  uint16_t x87;
+  __asm__ volatile("fnstcw %0" : "=m"(x87));
+  return (__builtin_ia32_stmxcsr() & ~0x3Fu) == 0x1F80u && x87 == 0x037F;
+#else
+  return false;
+#endif
+}
+
 // The arithmetic is that of the default environment, whatever the caller's: with another rounding or subnormals flushed
-// to zero, results would depend on which thread computes a row, and with traps -inf would raise a signal. The caller's
-// environment comes back as it was, exception flags included.
+// to zero, results would depend on which thread computes a row, and with traps -inf would raise a signal.
 class DefaultArithmetic {
  public:
-  DefaultArithmetic() {
+  DefaultArithmetic() : changed_(!arithmetic_is_default()) {
+    if (!changed_) return;
     std::fegetenv(&saved_);
     std::fesetenv(FE_DFL_ENV);
   }
-  ~DefaultArithmetic() { std::fesetenv(&saved_); }
+  ~DefaultArithmetic() {
+    if (changed_) std::fesetenv(&saved_);
+  }
   DefaultArithmetic(const DefaultArithmetic &) = delete;
   DefaultArithmetic &operator=(const DefaultArithmetic &) = delete;
 
  private:
+  const bool changed_;
   std::fenv_t saved_;
 };
 
