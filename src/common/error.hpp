@@ -19,14 +19,21 @@ inline void write_error(xent_error *err, xent_status status, int32_t native_code
   err->status = status;
   err->native_code = native_code;
   const size_t room = err->struct_size < sizeof(xent_error) ? err->struct_size - header : sizeof(err->message);
-  std::vsnprintf(err->message, room, format, args);
+  const int length = std::vsnprintf(err->message, room, format, args);
+  if (length < 0 || static_cast<size_t>(length) < room) return;
+  // A character of UTF-8 that was cut goes as a whole: `lead` is where the last one begins.
+  size_t lead = room - 1;
+  while (lead > 0 && room - lead < 4 && (err->message[lead - 1] & 0xC0) == 0x80) --lead;
+  if (lead == 0) return;
+  const auto first = static_cast<unsigned char>(err->message[--lead]);
+  const size_t bytes = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : first >= 0xC0 ? 2 : 1;
+  if (room - 1 - lead < bytes) err->message[lead] = '\0';
 }
 
 #if defined(__GNUC__)
 __attribute__((format(printf, 3, 4)))
 #endif
-inline xent_status
-fail(xent_error *err, xent_status status, const char *format, ...) {
+inline xent_status fail(xent_error *err, xent_status status, const char *format, ...) {
   va_list args;
   va_start(args, format);
   write_error(err, status, 0, format, args);
@@ -37,8 +44,7 @@ fail(xent_error *err, xent_status status, const char *format, ...) {
 #if defined(__GNUC__)
 __attribute__((format(printf, 4, 5)))
 #endif
-inline xent_status
-fail_native(xent_error *err, xent_status status, int32_t native_code, const char *format, ...) {
+inline xent_status fail_native(xent_error *err, xent_status status, int32_t native_code, const char *format, ...) {
   va_list args;
   va_start(args, format);
   write_error(err, status, native_code, format, args);

@@ -247,3 +247,14 @@ def test_exit_is_silent():
     )
     got = run(code, JAX_PLATFORMS="cpu")
     assert (got.returncode, got.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("character", ["x", "\u00e9", "\u20ac", "\U0001f600"])
+@pytest.mark.parametrize("shift", range(4))
+def test_a_cut_message_ends_with_a_whole_character(character, shift):
+    context = libxent.Context(1)
+    error = _abi.Error(struct_size=ctypes.sizeof(_abi.Error))
+    path = "/" + "a" * shift + character * 600
+    assert lib.xent_backend_load(context._handle, path.encode(), ctypes.byref(error)) == _abi.XENT_PLUGIN_ERROR
+    text = error.message.decode()  # strict
+    assert text.endswith(character) and len(error.message) > 495 - 4
