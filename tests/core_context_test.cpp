@@ -6,6 +6,8 @@
 
 #include <atomic>
 #include <barrier>
+#include <cmath>
+#include <memory>
 #include <thread>
 
 namespace {
@@ -157,6 +159,64 @@ TEST_F(ContextTest, CudaIsLoadedOnceByManyThreads) {
   }
 }
 
+// Every thread has contexts of its own, each with workers and a plan that two threads run at once, the context gone.
+TEST(Context, ComeAndGoOnManyThreads) {
+  constexpr int64_t kRows = 3, kVocab = 40000;
+  std::vector<float> zeros(kRows * kVocab);
+  int64_t classes[kRows] = {0, 20000, 39999};
+  int64_t shape[] = {kRows, kVocab};
+  DLTensor logits{zeros.data(), {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, shape, nullptr, 0};
+  DLTensor targets{classes, {kDLCPU, 0}, 1, {kDLInt, 64, 1}, shape, nullptr, 0};
+  std::atomic<int> failures{0};
+
+  const auto compute = [&](const xent_plan *plan) {
+    float losses[kRows] = {};
+    DLTensor loss{losses, {kDLCPU, 0}, 1, {kDLFloat, 32, 1}, shape, nullptr, 0};
+    xent_plan_info info{};
+    info.struct_size = sizeof info;
+    failures += xent_plan_get_info(plan, &info, nullptr) != XENT_OK;
+    std::vector<char> workspace(info.forward_workspace_bytes + info.alignment);
+    xent_forward_args args{};
+    args.struct_size = sizeof args;
+    void *start = workspace.data();
+    size_t room = workspace.size();
+    args.workspace = std::align(info.alignment, info.forward_workspace_bytes, start, room);
+    args.workspace_bytes = info.forward_workspace_bytes;
+    args.logits = &logits;
+    args.targets = &targets;
+    args.loss = &loss;
+    failures += xent_forward(plan, &args, nullptr) != XENT_OK;
+    for (const float value : losses) failures += std::abs(value - std::log(float{kVocab})) > 1e-4f;
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 8; ++round) {
+        xent_context_desc context{};
+        context.struct_size = sizeof context;
+        context.threads = 3;
+        xent_plan_desc desc{};
+        desc.struct_size = sizeof desc;
+        desc.vocab = kVocab;
+        desc.max_rows = kRows;
+        xent_context *ctx = nullptr;
+        xent_plan *plan = nullptr;
+        failures += xent_context_create(&context, &ctx, nullptr) != XENT_OK;
+        failures += xent_plan_create(ctx, &desc, &plan, nullptr) != XENT_OK;
+        std::thread other([&] {
+          xent_context_destroy(ctx);
+          compute(plan);
+        });
+        compute(plan);
+        other.join();
+        xent_plan_destroy(plan);
+      }
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  EXPECT_EQ(failures, 0);
+}
+
 TEST(Context, DescriptionsThatAreRefused) {
   xent_error err{};
   err.struct_size = sizeof err;
@@ -174,6 +234,8 @@ TEST(Context, DescriptionsThatAreRefused) {
   refused(XENT_INVALID_ARGUMENT, "xent_context_create: flags: 0x1 must be 0");
   desc.threads = -1;
   refused(XENT_INVALID_ARGUMENT, "xent_context_create: threads: is -1");
+  desc.threads = 4097;
+  refused(XENT_INVALID_ARGUMENT, "xent_context_create: threads: is 4097; it must be in [0, 4096]");
   desc.next = &desc;
   refused(XENT_INVALID_STRUCT, "next is not NULL");
   EXPECT_EQ(xent_context_create(nullptr, nullptr, &err), XENT_INVALID_ARGUMENT);

@@ -112,7 +112,7 @@ typedef struct xent_context_desc {
   /* Called with a NUL-terminated message; from any thread that calls libxent. NULL: silent. */
   void (*log)(void *user, int32_t level, const char *message);
   void *log_user;
-  int32_t threads; /* of the CPU backend, the calling thread included; 0: all cores this process may use */
+  int32_t threads; /* of the CPU backend, the caller's included, at most 4096; 0: all cores this process may use */
   uint32_t flags;  /* must be 0 */
 } xent_context_desc;
 
@@ -137,29 +137,29 @@ typedef struct xent_plan xent_plan;
 enum { XENT_REDUCTION_NONE = 0, XENT_REDUCTION_SUM = 1, XENT_REDUCTION_MEAN = 2 };
 
 enum {
-  XENT_PLAN_IGNORE_INDEX = 1u << 0,     /* ignore_index is meaningful (0 is a valid class) */
-  XENT_PLAN_OVERWRITE_LOGITS = 1u << 1, /* the gradient may be written over the logits */
+  XENT_PLAN_IGNORE_INDEX = 1u << 0,      /* ignore_index is meaningful (0 is a valid class) */
+  XENT_PLAN_OVERWRITE_LOGITS = 1u << 1,  /* the gradient may be written over the logits */
   XENT_PLAN_EMPTY_MEAN_IS_NAN = 1u << 2, /* MEAN over no rows: NaN as PyTorch, not 0; gradients stay 0 */
-  XENT_PLAN_ENTROPY = 1u << 3,          /* the entropy output may be asked for */
-  XENT_PLAN_PREDICTED = 1u << 4         /* the argmax output may be asked for */
+  XENT_PLAN_ENTROPY = 1u << 3,           /* the entropy output may be asked for */
+  XENT_PLAN_PREDICTED = 1u << 4          /* the argmax output may be asked for */
 };
 
 typedef struct xent_plan_desc {
   size_t struct_size;
-  const void *next;         /* must be NULL */
-  DLDevice device;          /* all zero: {kDLCPU, 0} */
-  DLDataType logits_dtype;  /* float32, float16, bfloat16; on the CPU also float64. All zero: float32 */
-  DLDataType target_dtype;  /* int32 or int64. All zero: int64 */
-  int64_t max_rows;         /* a call may use any 0 <= rows <= max_rows */
-  int64_t vocab;            /* columns of the logits, >= 1, padding included */
-  int64_t classes;          /* real classes K <= vocab; the columns beyond get gradient 0. 0: vocab */
-  int64_t ignore_index;     /* any int64; needs XENT_PLAN_IGNORE_INDEX */
-  uint32_t flags;           /* XENT_PLAN_* */
-  int32_t reduction;        /* XENT_REDUCTION_* */
-  double label_smoothing;   /* s in [0, 1] */
-  double z_loss;            /* weight of lse^2, >= 0 */
-  double softcap;           /* > 0, or 0: off */
-  double logit_scale;       /* > 0; 0 means 1 */
+  const void *next;        /* must be NULL */
+  DLDevice device;         /* all zero: {kDLCPU, 0} */
+  DLDataType logits_dtype; /* float32, float16, bfloat16; on the CPU also float64. All zero: float32 */
+  DLDataType target_dtype; /* int32 or int64. All zero: int64 */
+  int64_t max_rows;        /* a call may use any 0 <= rows <= max_rows */
+  int64_t vocab;           /* columns of the logits, >= 1, padding included */
+  int64_t classes;         /* real classes K <= vocab; the columns beyond get gradient 0. 0: vocab */
+  int64_t ignore_index;    /* any int64; needs XENT_PLAN_IGNORE_INDEX */
+  uint32_t flags;          /* XENT_PLAN_* */
+  int32_t reduction;       /* XENT_REDUCTION_* */
+  double label_smoothing;  /* s in [0, 1] */
+  double z_loss;           /* weight of lse^2, >= 0 */
+  double softcap;          /* > 0, or 0: off; logit_scale / softcap must be a normal number of the arithmetic */
+  double logit_scale;      /* > 0; 0 means 1 */
 } xent_plan_desc;
 
 enum {
@@ -172,8 +172,8 @@ typedef struct xent_plan_info { /* the caller sets struct_size; the library fill
   size_t forward_workspace_bytes; /* for max_rows rows, like the next two */
   size_t backward_workspace_bytes;
   size_t loss_and_grad_workspace_bytes;
-  size_t saved_bytes; /* what must live between forward and backward, logits and targets apart */
-  size_t alignment;   /* of the workspace, in bytes */
+  size_t saved_bytes;       /* what must live between forward and backward, logits and targets apart */
+  size_t alignment;         /* of the workspace, in bytes */
   const char *backend_name; /* lives as long as the plan */
   uint32_t capabilities;    /* XENT_CAP_* */
   int32_t reserved;         /* 0 */
@@ -181,8 +181,7 @@ typedef struct xent_plan_info { /* the caller sets struct_size; the library fill
 
 /* Checks the description, picks the backend and loads all that the plan may launch: slow, may
  * allocate, thread-safe. A plan never changes afterwards. */
-XENT_API xent_status xent_plan_create(xent_context *ctx, const xent_plan_desc *desc, xent_plan **out,
-                                      xent_error *err);
+XENT_API xent_status xent_plan_create(xent_context *ctx, const xent_plan_desc *desc, xent_plan **out, xent_error *err);
 XENT_API void xent_plan_destroy(xent_plan *plan);
 XENT_API xent_status xent_plan_get_info(const xent_plan *plan, xent_plan_info *info, xent_error *err);
 
@@ -197,9 +196,9 @@ XENT_API xent_status xent_plan_get_info(const xent_plan *plan, xent_plan_info *i
 
 typedef struct xent_forward_args {
   size_t struct_size;
-  const void *next;            /* must be NULL */
-  void *stream;                /* CUDA: CUstream, NULL is the legacy default stream. CPU: must be NULL */
-  void *workspace;             /* on the plan's device, aligned to xent_plan_info::alignment; contents arbitrary */
+  const void *next; /* must be NULL */
+  void *stream;     /* CUDA: CUstream, NULL is the legacy default stream. CPU: must be NULL */
+  void *workspace;  /* on the plan's device, aligned to xent_plan_info::alignment; contents arbitrary */
   size_t workspace_bytes;
   const DLTensor *logits;      /* in  [..., vocab]; never written */
   const DLTensor *targets;     /* in  [...] target_dtype */
@@ -224,7 +223,7 @@ typedef struct xent_backward_args {
   void *stream;
   void *workspace;
   size_t workspace_bytes;
-  const DLTensor *logits;      /* as in forward, like the next three */
+  const DLTensor *logits; /* as in forward, like the next three */
   const DLTensor *targets;
   const DLTensor *mask;
   const DLTensor *row_weights;
@@ -249,8 +248,7 @@ typedef struct xent_loss_and_grad_args {
   const DLTensor *grad_logits; /* as in xent_backward_args */
 } xent_loss_and_grad_args;
 
-XENT_API xent_status xent_loss_and_grad(const xent_plan *plan, const xent_loss_and_grad_args *args,
-                                        xent_error *err);
+XENT_API xent_status xent_loss_and_grad(const xent_plan *plan, const xent_loss_and_grad_args *args, xent_error *err);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -17,6 +17,9 @@ using xent::fail;
 
 constexpr size_t kMaximumName = 64;
 
+// More than any machine has processors; a larger number is an uninitialised one, not to be followed.
+constexpr int32_t kMaximumThreads = 4096;
+
 // All that a backend of the first minor version fills.
 constexpr size_t kMinimumTable = offsetof(xent_backend_api, release) + sizeof(xent_backend_api::release);
 
@@ -45,8 +48,9 @@ xent_status xent_context::create(const xent_context_desc &desc, xent_context **o
   if (desc.flags != 0) {
     return fail(err, XENT_INVALID_ARGUMENT, "%s: flags: 0x%x must be 0", function, unsigned{desc.flags});
   }
-  if (desc.threads < 0) {
-    return fail(err, XENT_INVALID_ARGUMENT, "%s: threads: is %d; it must not be negative", function, int{desc.threads});
+  if (desc.threads < 0 || desc.threads > kMaximumThreads) {
+    return fail(err, XENT_INVALID_ARGUMENT, "%s: threads: is %d; it must be in [0, %d]", function, int{desc.threads},
+                int{kMaximumThreads});
   }
   struct Release {
     void operator()(xent_context *ctx) const { ctx->release(); }
