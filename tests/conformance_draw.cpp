@@ -117,25 +117,25 @@ void spoil_factors(Rng &rng, Problem &p) {
 
 // ---- Layouts
 
-struct Lies {
+struct Demands {
   bool output = false;
   bool vocabulary = false;  // the last dimension is the vocabulary
   int64_t unit = 4;         // what offsets are multiples of
   bool host = true;
 };
 
-Layout draw_layout(Rng &rng, const std::vector<int64_t> &shape, const Lies &lies) {
+Layout draw_layout(Rng &rng, const std::vector<int64_t> &shape, const Demands &demands) {
   Layout l;
-  if (chance(rng, 0.6)) l.misalign = pick(rng, 0, 31) * lies.unit;
-  if (chance(rng, 0.3)) l.byte_offset = pick(rng, 0, 300) * lies.unit;
-  if (lies.host && chance(rng, 0.3)) l.guard = chance(rng, 0.5) ? Guard::kPageEnd : Guard::kPageStart;
+  if (chance(rng, 0.6)) l.misalign = pick(rng, 0, 31) * demands.unit;
+  if (chance(rng, 0.3)) l.byte_offset = pick(rng, 0, 300) * demands.unit;
+  if (demands.host && chance(rng, 0.3)) l.guard = chance(rng, 0.5) ? Guard::kPageEnd : Guard::kPageStart;
   if (chance(rng, 0.5)) {
     l.null_strides = chance(rng, 0.3);
     return l;
   }
   std::vector<size_t> order(shape.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  const bool vocabulary_moves = !lies.vocabulary || chance(rng, 0.2);
+  const bool vocabulary_moves = !demands.vocabulary || chance(rng, 0.2);
   if (chance(rng, 0.5) && !order.empty()) std::shuffle(order.begin(), order.end() - (vocabulary_moves ? 0 : 1), rng);
   l.strides.resize(shape.size());
   int64_t next = chance(rng, 0.7) ? 1 : pick(rng, 2, 4);
@@ -324,6 +324,7 @@ std::vector<std::string> features(const Case &c) {
                              &p.weights_layout, &p.row_output_layout, &p.upstream_layout};
   const auto any = [&](auto &&has) { return std::any_of(std::begin(layouts), std::end(layouts), has); };
   add(any([](const Layout *l) { return !l->strides.empty(); }), "strides");
+  add(any([](const Layout *l) { return l->null_strides; }), "strides NULL");
   add(any([](const Layout *l) { return std::count(l->strides.begin(), l->strides.end(), 0) > 0; }), "stride 0");
   add(any([](const Layout *l) {
         return std::any_of(l->strides.begin(), l->strides.end(), [](auto s) { return s < 0; });
