@@ -13,6 +13,8 @@
 
 namespace fuzz {
 
+__extension__ typedef __int128 Wide;  // sizes that no int64 holds
+
 class Bytes {
  public:
   Bytes(const uint8_t *data, size_t size) : next_(data), left_(size) {}

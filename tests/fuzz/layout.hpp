@@ -5,7 +5,7 @@
 // done with those bytes, counted one by one. Shares no code with the library.
 #pragma once
 
-#include <xent/xent.h>
+#include <xent/xent_plugin.h>
 
 #include <array>
 #include <functional>
@@ -35,8 +35,6 @@ enum Slot {
   kWorkspace,
   kSlots
 };
-
-using Wide = __int128;
 
 struct Tensor {
   bool present = false;

@@ -9,21 +9,20 @@
 #include <string>
 
 #include "../plugins/fake.hpp"
-#include "layout.hpp"
+#include "case.hpp"
 
 namespace {
 
 using fuzz::Buffers;
 using fuzz::Bytes;
+using fuzz::Case;
+using fuzz::kBackward;
+using fuzz::kForward;
+using fuzz::Operation;
 using fuzz::Slot;
 using fuzz::Tensor;
 using fuzz::Tensors;
 using fuzz::Wide;
-
-constexpr DLDataType kF16{kDLFloat, 16, 1}, kBF16{kDLBfloat, 16, 1}, kF32{kDLFloat, 32, 1}, kF64{kDLFloat, 64, 1};
-constexpr DLDataType kI32{kDLInt, 32, 1}, kI64{kDLInt, 64, 1}, kU8{kDLUInt, 8, 1}, kBool{6, 8, 1};
-
-enum Operation { kForward, kBackward, kBoth };
 
 struct World {
   xent_context *cpu = nullptr;
@@ -60,246 +59,6 @@ struct Plan {
   Plan(const Plan &) = delete;
   Plan &operator=(const Plan &) = delete;
 };
-
-// ---- From bytes to a call
-
-struct Case {
-  xent_plan_desc desc{};
-  Operation operation = kForward;
-  std::vector<int64_t> leading;
-  Tensors tensors;
-  uint64_t base = 0;  // of addresses, where there is no memory
-  size_t workspace_bytes = 0;
-  void *stream = nullptr;
-  bool plain = true;  // nothing was done that the library may refuse
-
-  bool huge() const { return desc.vocab > 700 || desc.max_rows > 64; }
-};
-
-int64_t product(const std::vector<int64_t> &values) {
-  int64_t out = 1;
-  for (const int64_t value : values) {
-    if (__builtin_mul_overflow(out, value, &out)) return -1;
-  }
-  return out;
-}
-
-void read_plan(Bytes &in, Case *c) {
-  constexpr DLDataType logits[] = {kF32, kBF16, kF16, kF64};
-  constexpr DLDataType targets[] = {kI64, kI32};
-  constexpr int64_t dims[] = {2, 1, 3, 5, 0, 4, 7, 16};
-  xent_plan_desc &desc = c->desc;
-  desc.struct_size = sizeof desc;
-  desc.logits_dtype = in.pick(logits);
-  desc.target_dtype = in.pick(targets);
-  c->operation = static_cast<Operation>(in.byte() % 3);
-  const uint8_t columns = in.byte();
-  desc.vocab = columns < 200 ? 1 + columns % 80 : 1 + in.take<uint16_t>() % 600;
-  const uint8_t shape = in.byte();
-  for (int i = 0; i < shape % 9; ++i) c->leading.push_back(in.pick(dims));
-  if (shape >= 250) {  // sizes that no memory holds
-    desc.vocab = 1 + in.take<int64_t>() % (int64_t{1} << 56);
-    if (desc.vocab < 1) desc.vocab = 1;
-    for (int64_t &size : c->leading) size = in.take<uint32_t>();
-  }
-  desc.max_rows = product(c->leading);
-  const Wide bytes = (Wide{desc.vocab} * 8 + 1024) * desc.max_rows;
-  if (desc.max_rows < 0 || bytes >= (Wide{1} << 59)) {
-    desc.max_rows = 5;  // more rows than the plan has
-    c->plain = false;
-  }
-  desc.classes = std::max<int64_t>(1, desc.vocab - in.byte() % 4);
-  const uint8_t flags = in.byte();
-  desc.reduction = flags % 3;
-  desc.flags = flags >> 3;
-  if (desc.reduction != XENT_REDUCTION_MEAN) desc.flags &= ~uint32_t{XENT_PLAN_EMPTY_MEAN_IS_NAN};
-  if ((desc.flags & XENT_PLAN_IGNORE_INDEX) != 0) desc.ignore_index = static_cast<int8_t>(in.byte());
-  const uint8_t options = in.byte();
-  desc.label_smoothing = (options & 1) != 0 ? 0.1 : 0;
-  desc.z_loss = (options & 2) != 0 ? 0.1 : 0;
-  desc.softcap = (options & 4) != 0 ? 30 : 0;
-  desc.logit_scale = (options & 8) != 0 ? 0.5 : 0;
-}
-
-// What the plan and the call make of a slot: its type, shape, direction, and whether it must or may be there.
-enum Presence { kMust, kMay, kMustNot, kNoField };
-Presence describe(const Case &c, Slot slot, Tensor *tensor) {
-  const xent_plan_desc &desc = c.desc;
-  const bool none = desc.reduction == XENT_REDUCTION_NONE;
-  const bool mean = desc.reduction == XENT_REDUCTION_MEAN;
-  const bool forward = c.operation != kBackward;
-  const bool backward = c.operation != kForward;
-  const DLDataType acc = desc.logits_dtype.bits == 64 ? kF64 : kF32;
-  const auto is = [&](DLDataType dtype, const std::vector<int64_t> &shape, bool written, Presence presence) {
-    tensor->dtype = dtype;
-    tensor->shape = shape;
-    tensor->written = written;
-    return presence;
-  };
-  const auto optional = [](bool allowed) { return allowed ? kMay : kMustNot; };
-  std::vector<int64_t> matrix = c.leading;
-  matrix.push_back(desc.vocab);
-  const bool of_forward =
-      slot == fuzz::kDenominator || slot == fuzz::kLoss || (slot >= fuzz::kLse && slot <= fuzz::kRowCounts);
-  const bool of_backward = slot == fuzz::kGradLoss || slot == fuzz::kGradLogits;
-  if ((of_forward && !forward) || (of_backward && !backward)) return kNoField;
-  switch (slot) {
-    case fuzz::kLogits:
-      return is(desc.logits_dtype, matrix, false, kMust);
-    case fuzz::kTargets:
-      return is(desc.target_dtype, c.leading, false, kMust);
-    case fuzz::kMask:
-      return is(kBool, c.leading, false, kMay);
-    case fuzz::kRowWeights:
-      return is(acc, c.leading, false, kMay);
-    case fuzz::kDenominator:
-      return is(kF32, {}, false, optional(!none));
-    case fuzz::kLoss:
-      return is(acc, none ? c.leading : std::vector<int64_t>{}, true, kMust);
-    case fuzz::kStats:
-      return is(acc, {std::max<int64_t>(0, product(c.leading)), 2}, forward, forward ? kMay : kMust);
-    case fuzz::kDivisor:
-      return is(acc, {}, forward,
-                forward ? optional(mean || c.tensors[fuzz::kDenominator].present) : (mean ? kMust : optional(!none)));
-    case fuzz::kLse:
-      return is(acc, c.leading, true, kMay);
-    case fuzz::kEntropy:
-      return is(acc, c.leading, true, optional((desc.flags & XENT_PLAN_ENTROPY) != 0));
-    case fuzz::kPredicted:
-      return is(kI64, c.leading, true, optional((desc.flags & XENT_PLAN_PREDICTED) != 0));
-    case fuzz::kRowCounts:
-      return is(kI64, {3}, true, kMay);
-    case fuzz::kGradLoss:
-      return is(kF32, none ? c.leading : std::vector<int64_t>{}, false, kMay);
-    case fuzz::kGradLogits:
-      return is(desc.logits_dtype, matrix, true, kMust);
-    default:
-      return is(kU8, {static_cast<int64_t>(c.workspace_bytes)}, true, optional(c.workspace_bytes > 0));
-  }
-}
-
-void read_strides(Bytes &in, Tensor *tensor, Case *c) {
-  const auto ndim = tensor->shape.size();
-  std::vector<int64_t> &strides = tensor->strides;
-  const uint8_t kind = in.byte() % 8;
-  if (kind == 0 || ndim == 0) return;
-  strides.assign(ndim, 0);
-  std::vector<size_t> order(ndim);  // from the innermost out
-  for (size_t i = 0; i < ndim; ++i) order[i] = ndim - 1 - i;
-  const uint8_t shuffle = kind == 2 ? in.byte() : 0;
-  if (kind == 2) std::rotate(order.begin(), order.begin() + static_cast<ptrdiff_t>(shuffle % ndim), order.end());
-  const uint8_t bits = kind == 3 || kind == 4 ? in.byte() : 0;
-  int64_t stride = kind == 3 ? 1 + bits % 4 : 1;
-  for (const size_t dim : order) {
-    strides[dim] = kind == 4 && (bits >> dim % 8 & 1) != 0 ? -stride : stride;
-    if (__builtin_mul_overflow(stride, std::max<int64_t>(1, tensor->shape[dim]), &stride) ||
-        __builtin_add_overflow(stride, kind == 3 ? bits / 4 % 8 : 0, &stride)) {
-      stride = 1;
-      c->plain = false;
-    }
-  }
-  if (c->huge()) c->plain = false;  // padded, it may span too much
-  for (int64_t &s : strides) {
-    if (kind == 5) s = static_cast<int8_t>(in.byte());
-    if (kind == 6) s = in.take<int64_t>();
-    if (kind == 7 && in.byte() % 2 == 0) s = 0;
-  }
-  if (kind == 6 || ((kind == 5 || kind == 7) && tensor->written)) c->plain = false;
-}
-
-// One thing that the library may have to refuse.
-void mutate(Bytes &in, Slot slot, Tensor *tensor, Case *c) {
-  constexpr DLDataType dtypes[] = {kF32, kF64, kBF16, kF16, kI32, kI64, kU8, kBool};
-  c->plain = false;
-  switch (in.byte() % 12) {
-    case 0:
-      tensor->dtype = in.pick(dtypes);
-      break;
-    case 1:
-      tensor->dtype = in.take<DLDataType>();
-      break;
-    case 2:
-      tensor->device = in.take<DLDevice>();
-      break;
-    case 3:
-      tensor->ndim = in.take<int32_t>();
-      break;
-    case 4:
-      tensor->ndim = in.byte() % 10;
-      break;
-    case 5:
-      if (!tensor->shape.empty()) tensor->shape[in.byte() % tensor->shape.size()] = in.take<int64_t>();
-      break;
-    case 6:
-      tensor->byte_offset = in.take<uint64_t>();
-      break;
-    case 7:
-      tensor->null_data = true;
-      break;
-    case 8:
-      tensor->null_shape = true;
-      break;
-    case 9:
-      tensor->position = static_cast<int8_t>(in.byte());
-      break;
-    case 10: {  // elsewhere in an earlier tensor
-      const auto other = in.byte() % (slot + 1);
-      tensor->group = c->tensors[static_cast<size_t>(other)].group;
-      tensor->position = in.take<int16_t>() * (in.byte() % 4 == 0 ? 1 : std::max<int64_t>(1, tensor->element()));
-      break;
-    }
-    default:
-      c->base = in.take<uint64_t>();
-  }
-  // Shape and strides are as long as an ndim that can be says.
-  const auto ndim = static_cast<size_t>(tensor->ndim);
-  if (ndim > XENT_MAX_LEADING_DIMS + 1 || ndim == tensor->shape.size()) return;
-  tensor->shape.resize(ndim, 1);
-  tensor->shape.shrink_to_fit();
-  if (!tensor->strides.empty()) tensor->strides.resize(ndim, 1);
-  tensor->strides.shrink_to_fit();
-}
-
-void read_tensors(Bytes &in, Case *c) {
-  for (int i = 0; i < fuzz::kSlots; ++i) {
-    const auto slot = static_cast<Slot>(i);
-    Tensor &tensor = c->tensors[static_cast<size_t>(i)];
-    tensor.group = i;
-    const Presence presence = describe(*c, slot, &tensor);
-    const uint8_t how = in.byte();
-    // 0 leaves an optional tensor away, but the workspace.
-    tensor.present = presence == kMust || (presence == kMay && ((how & 1) != 0 || slot == fuzz::kWorkspace));
-    if (how >= 240 && presence != kNoField) {
-      tensor.present = !tensor.present;
-      c->plain = false;
-    }
-    tensor.ndim = static_cast<int32_t>(tensor.shape.size());
-    if (!tensor.present || how < 2) continue;
-    if (slot == fuzz::kMask && (how & 2) != 0) {
-      constexpr DLDataType masks[] = {kU8, kI32, kI64, kF32};
-      tensor.dtype = in.pick(masks);
-    }
-    if (slot == fuzz::kGradLogits && (how & 2) != 0 && tensor.dtype.bits == 16) tensor.dtype = kF32;
-    if ((how & 4) != 0) tensor.position = in.byte() % 16 * tensor.element();
-    if ((how & 8) != 0) tensor.byte_offset = in.byte();
-    if ((how & 16) != 0 && slot != fuzz::kWorkspace) read_strides(in, &tensor, c);
-    if (slot == fuzz::kWorkspace && tensor.position % 64 != 0) c->plain = false;
-    const Tensor kept = tensor;
-    if ((how & 32) != 0) mutate(in, slot, &tensor, c);
-    if ((how & 64) != 0) mutate(in, slot, &tensor, c);
-    if (slot == fuzz::kWorkspace) {  // a pointer and a size, no more
-      const Tensor moved = tensor;
-      tensor = kept;
-      tensor.group = moved.group;
-      tensor.position = moved.position;
-    }
-    if (slot == fuzz::kGradLogits && (how & 128) != 0) {  // over the logits
-      tensor = c->tensors[fuzz::kLogits];
-      tensor.written = true;
-      c->plain = false;
-    }
-  }
-}
 
 // ---- The call
 
@@ -418,7 +177,7 @@ void fill(Bytes &in, const Case &c, Buffers &buffers) {
       std::memcpy(at, &single, sizeof single);
     } else if (dtype.code == kDLFloat && dtype.bits == 64) {
       std::memcpy(at, &wide, sizeof wide);
-    } else if (dtype.code == kDLInt || dtype.code == kDLUInt || dtype.code == kBool.code) {
+    } else if (dtype.code == kDLInt || dtype.code == kDLUInt || dtype.code == 6) {
       std::memcpy(at, &integer, std::min(sizeof integer, (dtype.bits + size_t{7}) / 8));
     }
   };
@@ -485,7 +244,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   world.recorded->alignment = info.alignment;
   const Plan recording(world.recording, c.desc);
 
-  c.base = uint64_t{1} << 44;
   read_tensors(in, &c);
   if (in.byte() >= 250) {
     c.stream = reinterpret_cast<void *>(uintptr_t{64});
