@@ -295,7 +295,9 @@ class Call {
     const Wide factor = f * loss_slope / stats.sum;
     out->max = stats.max;
     const Wide offset = eps != 0 ? f * eps / static_cast<Wide>(options_.classes) : 0;
-    out->lift = std::clamp(exponent(factor), 0, 100);
+    // Beside a small upstream gradient a large slope must not magnify what the exponential flushes to 0.
+    const Wide slope = loss_slope * options_.logit_scale / stats.sum;
+    out->lift = std::clamp(std::max(exponent(factor), exponent(slope)), 0, 100);
     const int most = plan_.acc_is_double ? 1022 : 126;
     out->post = std::clamp(std::max(exponent(factor), exponent(offset)) - most, 0, most);
     out->factor = shrunk(factor, out->lift + out->post);

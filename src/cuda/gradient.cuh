@@ -36,9 +36,9 @@ template <unsigned F>
 __device__ __forceinline__ float grad_of(float x, float shift, const GradRow &grad, const Constants &c) {
   if constexpr ((F & kSoftcap) != 0) {
     const Softcap v = softcap(x, c);
-    return v.factor * fmaf(exp2_approx((v.value - grad.m) * c.exponent), grad.scale, shift);
+    return v.factor * fmaf(exp2_approx(fmaf(v.value - grad.m, c.exponent, grad.lift)), grad.scale, shift);
   }
-  return fmaf(exp2_approx((x - grad.m) * c.exponent), grad.scale, shift);
+  return fmaf(exp2_approx(fmaf(x - grad.m, c.exponent, grad.lift)), grad.scale, shift);
 }
 
 // T: logits, G: gradient (T, or float).

@@ -37,18 +37,27 @@ __device__ __forceinline__ RowStats write_counted(const Params &p, int64_t row, 
   const float lse = fmaf(c.unit, stats.m, log_d);
   float loss = NAN;
   if (kind == RowKind::counted) {
-    // A term whose coefficient is 0 is not evaluated: it may be infinite.
-    loss = 0.0f;
+    // In double, for a z-loss beyond float32 may be weighted down again, by 0 too. A term whose coefficient is 0 is not
+    // evaluated: it may be infinite.
+    double sum = 0.0;
     if (c.one_minus_smoothing != 0.0f) {
-      loss = c.one_minus_smoothing * fmaf(c.unit, stats.m - target_value, log_d);
+      const double gap = static_cast<double>(stats.m) - static_cast<double>(target_value);
+      sum =
+          static_cast<double>(c.one_minus_smoothing) * (static_cast<double>(c.unit) * gap + static_cast<double>(log_d));
     }
     if constexpr ((F & kSum) != 0) {
-      if (c.smoothing != 0.0f) loss = fmaf(c.smoothing, log_d - part.s * c.mean_scale, loss);
+      if (c.smoothing != 0.0f) {
+        const double mean = static_cast<double>(part.s) * static_cast<double>(c.mean_scale);
+        sum += static_cast<double>(c.smoothing) * (static_cast<double>(log_d) - mean);
+      }
     }
-    if (c.z_loss != 0.0f) loss = fmaf(c.z_loss * lse, lse, loss);
+    if (c.z_loss != 0.0f) {
+      const double wide_lse = static_cast<double>(c.unit) * static_cast<double>(stats.m) + static_cast<double>(log_d);
+      sum += static_cast<double>(c.z_loss) * wide_lse * wide_lse;
+    }
     // The terms left out may have been the only ones to carry a NaN of the row.
-    if (isnan(stats.d)) loss = NAN;
-    loss = read_weight(p, row) * loss;
+    if (isnan(stats.d)) sum = NAN;
+    loss = static_cast<float>(static_cast<double>(read_weight(p, row)) * sum);
   }
   if (p.row_loss != nullptr) p.row_loss[row] = loss;
   if (p.reduction == XENT_REDUCTION_NONE) write_row(p.loss, row, loss);
@@ -67,11 +76,13 @@ __device__ __forceinline__ RowStats write_counted(const Params &p, int64_t row, 
   return stats;
 }
 
-// dx_i = factor_i * (2^((v_i - m) * exponent) * scale + shift), `shift_target` in place of `shift` at the target;
-// factor_i is 1, or 1 - tanh^2 with softcap.
+// dx_i = factor_i * (2^((v_i - m) * exponent + lift) * scale + shift), `shift_target` in place of `shift` at the
+// target; factor_i is 1, or 1 - tanh^2 with softcap. `lift` takes the exponent of a large slope (z-loss, logit_scale)
+// out of `scale`, so that the slope does not magnify what the exponential flushes to 0.
 struct GradRow {
   bool zero;  // the whole row is exactly 0
   float m;
+  float lift;
   float scale;
   float shift;
   float shift_target;
@@ -109,8 +120,11 @@ __device__ __forceinline__ GradRow grad_row(const Constants &c, const RowFactor 
   const float f = factor.factor;
   const float lse = fmaf(c.unit, stats.m, logf(stats.d));
   const float peak = c.z_loss != 0.0f ? fmaf(2.0f * c.z_loss, lse, 1.0f) : 1.0f;
+  const float slope = fabsf(peak * c.chain / stats.d);
+  const int lift = slope > 1.0f ? min(ilogbf(slope), 100) : 0;  // 0 for NaN
   grad.m = stats.m;
-  grad.scale = f * peak / stats.d;
+  grad.lift = static_cast<float>(lift);
+  grad.scale = scalbnf(f * peak / stats.d, -lift);
   grad.shift = c.smoothing_per_class != 0.0f ? -(f * c.smoothing_per_class) : 0.0f;
   grad.shift_target = c.one_minus_smoothing != 0.0f ? grad.shift - f * c.one_minus_smoothing : grad.shift;
   return grad;
