@@ -143,7 +143,8 @@ bool follows_the_rules(const xent_plan_desc &desc) {
 }
 
 xent_plan_desc plan_desc(Bytes &in) {
-  constexpr double numbers[] = {0.0, 0.1, 1.0, 30.0, 1e-40, 1e-310, 1e39, 1e300, -1e-9, -0.0, NAN, INFINITY};
+  constexpr double numbers[] = {0.0,   0.1,   1.0,  30.0, 1e-40,    1e-310, 1e39,
+                                1e300, -1e-9, -0.0, NAN,  INFINITY, 1e-37,  1e30};
   constexpr DLDataType logits[] = {
       {0, 0, 0}, {kDLFloat, 32, 1}, {kDLBfloat, 16, 1}, {kDLFloat, 16, 1}, {kDLFloat, 64, 1}};
   constexpr DLDataType targets[] = {{0, 0, 0}, {kDLInt, 64, 1}, {kDLInt, 32, 1}};
