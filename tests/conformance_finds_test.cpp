@@ -25,7 +25,7 @@ class ConformanceFinds : public ::testing::Test {
     setenv("XENT_TEST_FAULT", fault, 1);
     Limits limits;
     limits.problems = problems;
-    limits.seed = test_rng()();
+    limits.seed = 2;  // fixed, unlike elsewhere: how far a failure shrinks depends on the problem that it was found in
     limits.reported = 1;
     return campaign(*target_, limits);
   }
