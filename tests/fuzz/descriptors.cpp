@@ -132,8 +132,8 @@ bool follows_the_rules(const xent_plan_desc &desc) {
        is(desc.logits_dtype, kDLBfloat, 16)) &&
       (unset(desc.target_dtype) || is(desc.target_dtype, kDLInt, 32) || is(desc.target_dtype, kDLInt, 64));
   const bool sizes = desc.vocab >= 1 && desc.classes >= 0 && desc.classes <= desc.vocab && desc.max_rows >= 0 &&
-                     (Wide{desc.vocab} * 8 + 1024) * desc.max_rows <= std::numeric_limits<int64_t>::max() &&
-                     Wide{desc.vocab} * 8 + 1024 <= std::numeric_limits<int64_t>::max();
+                     Wide{desc.vocab} * 8 + 1024 <= std::numeric_limits<int64_t>::max() &&
+                     (Wide{desc.vocab} * 8 + 1024) * desc.max_rows <= std::numeric_limits<int64_t>::max();
   const bool flags = desc.flags < 32 && desc.reduction >= 0 && desc.reduction <= 2 &&
                      (desc.ignore_index == 0 || (desc.flags & XENT_PLAN_IGNORE_INDEX) != 0) &&
                      ((desc.flags & XENT_PLAN_EMPTY_MEAN_IS_NAN) == 0 || desc.reduction == XENT_REDUCTION_MEAN);
