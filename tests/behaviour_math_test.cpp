@@ -60,6 +60,19 @@ TEST_P(Math, SmallSoftcap) {
   }
 }
 
+TEST_P(Math, SmallSoftcapSlopeTimesALargeScale) {
+  // The slope near the cap lies below float32's normal range, and the scale brings the gradient back above the bar.
+  for (const double x : {30.0, 45.0, 48.0, 50.0, 52.0, 60.0}) {
+    Problem p = plain(rng_, backend(), kF32, {1}, 2);
+    p.reduction = XENT_REDUCTION_NONE;
+    p.softcap = 32;
+    p.logit_scale = 28;
+    p.logits = {0, x};
+    p.targets = {0};
+    verify(p);
+  }
+}
+
 TEST_P(Math, SmallLogitScale) {
   for (const double scale : {1e-3, 0.0625, 1.0, 1.7, 20.0}) {
     for_each_dtype([&](Problem &p) { p.logit_scale = scale; });

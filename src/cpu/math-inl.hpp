@@ -103,23 +103,27 @@ HWY_INLINE V Exp(D d, V y) {
 }
 
 // z = softcap * tanh(ratio * x). With q = exp(-2|y|) and e = q - 1, tanh|y| = -e / (2 + e): e keeps its relative error
-// for small y because only the last addition forms it. *slope = 4q / (1 + q)^2, 0 where q is below the normal range.
+// for small y because only the last addition forms it. *slope = 4q / (1 + q)^2. q is lifted by 2^24, so that the slope
+// goes down to the smallest subnormal before it is 0: a large logit_scale magnifies what is missing.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Squash(D d, V x, V softcap, V ratio, V *slope) {
-  using C = ExpConst<hn::TFromD<D>>;
-  const V one = hn::Set(d, hn::TFromD<D>{1});
+  using A = hn::TFromD<D>;
+  using C = ExpConst<A>;
+  constexpr A kLowest = C::kLowest - A(24 * 0.69314718055994531), kDrop = A{1} / (1 << 24);
   const V y = hn::Mul(x, ratio);
-  const V minus2y = hn::Mul(hn::Abs(y), hn::Set(d, hn::TFromD<D>{-2}));
-  V power, minus1;
-  ExpParts(d, minus2y, hn::Set(d, C::kRound), power, minus1);
-  const auto tiny = hn::Lt(minus2y, hn::Set(d, C::kLowest));
-  const V e = hn::IfThenElse(tiny, hn::Neg(one), hn::MulAdd(power, minus1, hn::Sub(power, one)));
+  const V minus2y = hn::Mul(hn::Abs(y), hn::Set(d, A{-2}));
+  V lifted, minus1;
+  ExpParts(d, minus2y, hn::Set(d, C::kRound + A{24}), lifted, minus1);
+  const auto tiny = hn::Lt(minus2y, hn::Set(d, kLowest));
+  const V power = hn::Mul(lifted, hn::Set(d, kDrop));
+  const V minus_one = hn::Set(d, A{-1});
+  const V e = hn::IfThenElse(tiny, minus_one, hn::MulAdd(power, minus1, hn::Add(power, minus_one)));
   if (slope != nullptr) {
-    const V q = hn::IfThenZeroElse(tiny, hn::MulAdd(power, minus1, power));
-    const V sum = hn::Add(one, q);
-    *slope = hn::Div(hn::Mul(hn::Set(d, hn::TFromD<D>{4}), q), hn::Mul(sum, sum));
+    const V q = hn::IfThenZeroElse(tiny, hn::MulAdd(lifted, minus1, lifted));
+    const V sum = hn::MulAdd(hn::Set(d, kDrop), q, hn::Set(d, A{1}));
+    *slope = hn::Div(hn::Mul(hn::Set(d, 4 * kDrop), q), hn::Mul(sum, sum));
   }
-  const V tanh_abs = hn::Div(hn::Neg(e), hn::Add(hn::Set(d, hn::TFromD<D>{2}), e));
+  const V tanh_abs = hn::Div(hn::Neg(e), hn::Add(hn::Set(d, A{2}), e));
   return hn::CopySign(hn::Mul(tanh_abs, softcap), x);
 }
 
