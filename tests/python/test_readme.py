@@ -46,6 +46,8 @@ def test_c_program(code, tmp_path):
 
 @pytest.mark.parametrize("code", PYTHON_PROGRAMS or MISSING)
 def test_python_program(code, tmp_path):
+    if "import torch" in code:
+        pytest.importorskip("torch")
     source = tmp_path / "program.py"
     source.write_text(code)
     environment = {**os.environ, "LIBXENT_LIBRARY": lib._name} if os.sep in lib._name else None

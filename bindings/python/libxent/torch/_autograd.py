@@ -1,0 +1,97 @@
+# SPDX-FileCopyrightText: the libxent authors
+# SPDX-License-Identifier: Apache-2.0
+"""The loss as a node of autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._library import InvalidArgument
+from . import _plans
+from ._plans import Spec, Wants
+
+DOUBLE_BACKWARD = (
+    "libxent.torch.cross_entropy: second derivatives are not supported; the gradient was computed with "
+    "create_graph=True and may be used, but not differentiated"
+)
+
+
+def saved_tensors_are_hooked() -> bool:
+    """Whether autograd packs what it saves now (checkpointing, offloading), and so cannot see it change later."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is None or top(False) is not None
+
+
+class _NotTwice(torch.autograd.Function):
+    """Passes a gradient on, as something that depends on `source` in a way that cannot be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(DOUBLE_BACKWARD)
+
+
+class CrossEntropy(torch.autograd.Function):
+    """(loss, lse, entropy, predicted, row_counts); None for what was not asked for."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: torch.Tensor,
+        targets: torch.Tensor,
+        mask: torch.Tensor | None,
+        row_weights: torch.Tensor | None,
+        denominator: Any,
+        spec: Spec,
+        wants: Wants,
+    ) -> tuple:
+        keep = ctx.needs_input_grad[0]
+        result = _plans.forward(logits, targets, mask, row_weights, denominator, spec, wants, keep)
+        if keep:
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(logits, targets, mask, row_weights, result.stats, result.divisor)
+            ctx.spec, ctx.wants = spec, wants
+            # What autograd packs it does not check for changes, and it may hand the same logits to other nodes too:
+            # they are then left alone.
+            ctx.overwrite = spec.overwrite and not saved_tensors_are_hooked()
+            ctx.spent = False
+        extras = (result.lse, result.entropy, result.predicted, result.row_counts)
+        ctx.mark_non_differentiable(*(extra for extra in extras if extra is not None))
+        return result.loss, *extras
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: torch.Tensor | None, *_: Any) -> tuple:
+        nothing = (None,) * 6
+        if grad_loss is None:
+            return (None, *nothing)
+        if ctx.spent:
+            raise RuntimeError(
+                "libxent.torch.cross_entropy: with overwrite_logits=True backward runs once, and the logits now hold "
+                "their gradient; leave it out to run backward again"
+            )
+        logits, targets, mask, row_weights, stats, divisor = ctx.saved_tensors
+        with torch.no_grad():
+            if ctx.overwrite:
+                ctx.spent = True
+                grad = logits.detach()
+                _plans.backward(grad_loss, grad, targets, mask, row_weights, stats, divisor, ctx.spec, ctx.wants, grad)
+            else:
+                grad = torch.empty_like(logits)
+                _plans.backward(
+                    grad_loss, logits, targets, mask, row_weights, stats, divisor, ctx.spec, ctx.wants, grad
+                )
+        if torch.is_grad_enabled():
+            grad = _NotTwice.apply(grad, logits)
+        return (grad, *nothing)
+
+
+def check_overwritable(logits: torch.Tensor) -> None:
+    if any(stride == 0 and extent > 1 for stride, extent in zip(logits.stride(), logits.shape)):
+        raise InvalidArgument(
+            "overwrite_logits: the logits are expanded, several of them share memory; pass a tensor of its own memory"
+        )

@@ -1,0 +1,279 @@
+# SPDX-FileCopyrightText: the libxent authors
+# SPDX-License-Identifier: Apache-2.0
+"""cross_entropy and CrossEntropyLoss."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from .._library import InvalidArgument
+from . import _ops, _plans
+from ._autograd import CrossEntropy, check_overwritable
+from ._plans import Spec, Wants
+
+_INDEX = (torch.int64, torch.int32)
+_SMALL_INDEX = (torch.uint8, torch.int8, torch.int16)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class CrossEntropyOutput(NamedTuple):
+    """What was asked for; None for the rest. Gradients flow to the loss alone."""
+
+    loss: torch.Tensor
+    lse: torch.Tensor | None = None  # [...] log-sum-exp; 0 for ignored rows
+    entropy: torch.Tensor | None = None  # [...] in nats; 0 for ignored rows
+    predicted: torch.Tensor | None = None  # [...] argmax; -1 for ignored rows and rows without a finite softmax
+    row_counts: torch.Tensor | None = None  # [3] rows counted, ignored, with a target out of range
+
+
+def _layout(input: torch.Tensor, target: torch.Tensor, class_dim: int | None) -> torch.Tensor:
+    """The input with its classes last, as `target` has the other dimensions."""
+    if not isinstance(input, torch.Tensor) or not isinstance(target, torch.Tensor):
+        wrong, name = (target, "target") if isinstance(input, torch.Tensor) else (input, "input")
+        raise InvalidArgument(f"{name}: expected a torch.Tensor, got {type(wrong).__name__}")
+    dim = input.dim()
+    if dim == 0:
+        raise InvalidArgument("input: expected at least the dimension of the classes, got a tensor without dimensions")
+    if target.dtype.is_floating_point:
+        raise InvalidArgument(
+            f"target: expected class indices, got {target.dtype}; probabilities of the classes are not supported here, "
+            "use torch.nn.functional.cross_entropy"
+        )
+    if class_dim is not None and not -dim <= class_dim < dim:
+        raise InvalidArgument(f"class_dim: {class_dim} is not a dimension of an input of {dim} dimensions")
+    shape, undecided = target.shape, dim > 2 and class_dim is None
+    if undecided:
+        class_dim = 1 if shape == input.shape[:1] + input.shape[2:] else -1
+    logits = input if class_dim is None or class_dim in (-1, dim - 1) else input.movedim(class_dim, -1)
+    if shape != logits.shape[:-1]:
+        wanted = f"{tuple(logits.shape[:-1])}"
+        if undecided:
+            wanted = f"{tuple(input.shape[:1] + input.shape[2:])} or {wanted}"
+        raise InvalidArgument(
+            f"target: shape {tuple(shape)} does not fit an input of {tuple(input.shape)}: expected {wanted}"
+        )
+    return logits
+
+
+def _of_class(weight: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, spec: Spec) -> torch.Tensor:
+    """weight[target] of every row; 1 where the target is no class, which the loss then sees by itself."""
+    classes = logits.shape[-1] if spec.classes is None else spec.classes
+    if weight.dim() != 1 or weight.shape[0] != classes:
+        raise InvalidArgument(f"weight: expected one for each of {classes} classes, got shape {tuple(weight.shape)}")
+    if not weight.dtype.is_floating_point:
+        raise InvalidArgument(f"weight: expected a floating type, got {weight.dtype}")
+    if spec.label_smoothing != 0:
+        raise InvalidArgument(
+            "weight: class weights together with label_smoothing are not supported, as PyTorch's formula then weights "
+            "the smoothed part by every class; use torch.nn.functional.cross_entropy"
+        )
+    acc = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    inside = (targets >= 0) & (targets < classes)
+    picked = weight.to(acc)[torch.where(inside, targets, 0)]
+    return torch.where(inside, picked, 1)
+
+
+def _refuse_gradient(**tensors: Any) -> None:
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            raise InvalidArgument(
+                f"{name}: it requires a gradient, which this loss does not give; pass {name}.detach(), or multiply the "
+                "losses of reduction='none' by it"
+            )
+
+
+def _number(denominator: Any, logits: torch.Tensor) -> Any:
+    """A number as the tensor that an operator takes."""
+    if denominator is None or isinstance(denominator, torch.Tensor):
+        return denominator
+    dtype = torch.float32 if isinstance(denominator, float) else torch.int64
+    return torch.full((), denominator, dtype=dtype, device=logits.device)
+
+
+def _is_traced(logits: torch.Tensor) -> bool:
+    """Whether an operator must stand in the trace: a compiler or a mode looks on, or there is no plain memory."""
+    return (
+        torch.compiler.is_compiling()
+        or type(logits) not in _PLAIN
+        or torch._C._len_torch_dispatch_stack() > 0
+        or logits.is_meta
+    )
+
+
+def cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int | None = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    mask: torch.Tensor | None = None,
+    row_weights: torch.Tensor | None = None,
+    denominator: Any = None,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    logit_scale: float = 1.0,
+    classes: int | None = None,
+    class_dim: int | None = None,
+    empty_mean_is_nan: bool = False,
+    overwrite_logits: bool = False,
+    return_lse: bool = False,
+    return_entropy: bool = False,
+    return_predicted: bool = False,
+    return_row_counts: bool = False,
+) -> torch.Tensor | CrossEntropyOutput:
+    """torch.nn.functional.cross_entropy of class indices, with two numbers a row kept for backward.
+
+    As in PyTorch
+      input            logits: (C), (N, C) or (N, C, d1, ...); also (..., C), told apart by the shape of the target.
+                       float32, float16, bfloat16, on the CPU also float64; any strides; never copied
+      target           class indices: (), (N), (N, d1, ...) or (...). int64, int32 or smaller
+      weight           (C) one for each class, without label_smoothing; must not require a gradient
+      ignore_index     targets that do not count; None: all count
+      reduction        "mean" (divided by the sum of the weights of the rows that count), "sum" or "none"
+      label_smoothing  in [0, 1]
+      size_average, reduce  deprecated, as in PyTorch
+
+    Beyond it
+      mask             shape of the target, bool, uint8, int32, int64 or float32: rows where it is 0 do not count
+      row_weights      shape of the target, float32 (float64 for float64 logits): factors of the rows' losses, in the
+                       divisor of "mean" too; must not require a gradient
+      denominator      a number or a tensor [] of float32, int32 or int64: divides "sum" or "mean" instead; 0 gives 0
+      z_loss           weight of lse^2, added to each row's loss
+      softcap          logits become softcap * tanh(logits / softcap); 0: off
+      logit_scale      logits are multiplied by it first
+      classes          real classes, where the last ones are padding. Default: all
+      class_dim        dimension of the classes. Default: 1 where the target's shape allows it, as in PyTorch, else -1
+      empty_mean_is_nan  "mean" over no rows is NaN, as in PyTorch; otherwise 0. Gradients are 0 either way
+      overwrite_logits  backward writes the gradient over the logits instead of into new memory. It then runs once, and
+                       the logits' values are lost; whoever else needs them in backward gets PyTorch's error. Under
+                       hooks on saved tensors (checkpointing, offloading) new memory is used all the same
+      return_lse, return_entropy, return_predicted, return_row_counts
+                       return a CrossEntropyOutput with these beside the loss; they carry no gradient
+
+    Returns the loss in float32 (float64 for float64 logits), whatever 16-bit type the logits have; arithmetic is
+    float32, so autocast changes nothing here and casts nothing. The gradient has the type of the logits.
+
+    Backward may run again (retain_graph) unless the logits were overwritten; second derivatives are refused. Where the
+    logits need no gradient, nothing is kept. Calls enqueue on the current stream, never synchronise, and can be
+    captured in a CUDA graph once the same call has run outside.
+
+    Differences from PyTorch: a target that is out of range gives a NaN loss and gradient 0, and is counted in
+    row_counts[2], where PyTorch stops the program; probabilities as targets, and class weights with label_smoothing,
+    are refused.
+
+    Raises libxent.InvalidArgument (a ValueError) for bad arguments, libxent.Error where the device cannot be used.
+    """
+    if size_average is not None or reduce is not None:
+        reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)
+    logits = _layout(input, target, class_dim)
+    if target.dtype not in _INDEX:
+        if target.dtype not in _SMALL_INDEX:
+            raise InvalidArgument(f"target: expected class indices of int64 or int32, got {target.dtype}")
+        target = target.long()
+    spec = Spec(
+        ignore_index,
+        reduction,
+        float(label_smoothing),
+        float(z_loss),
+        float(softcap),
+        float(logit_scale),
+        classes,
+        bool(empty_mean_is_nan) and reduction == "mean",
+        bool(overwrite_logits),
+    )
+    wants = Wants(bool(return_lse), bool(return_entropy), bool(return_predicted), bool(return_row_counts))
+    records = torch.is_grad_enabled()
+    if records:
+        _refuse_gradient(weight=weight, row_weights=row_weights, denominator=denominator, mask=mask)
+    if weight is not None:
+        of_class = _of_class(weight, logits, target, spec)
+        row_weights = of_class if row_weights is None else row_weights * of_class
+
+    if _is_traced(logits):
+        if overwrite_logits and records and logits.requires_grad:
+            raise InvalidArgument("overwrite_logits: not supported under torch.compile and other tracing; leave it out")
+        outputs = _ops.traced_cross_entropy(
+            logits, target, mask, row_weights, _number(denominator, logits), spec, wants
+        )
+    elif records and (logits.requires_grad or torch.autograd.forward_ad._current_level >= 0):
+        if overwrite_logits:
+            check_overwritable(logits)
+        outputs = CrossEntropy.apply(logits, target, mask, row_weights, denominator, spec, wants)
+    else:
+        result = _plans.forward(logits, target, mask, row_weights, denominator, spec, wants, False)
+        outputs = (result.loss, result.lse, result.entropy, result.predicted, result.row_counts)
+    return CrossEntropyOutput(*outputs) if True in wants else outputs[0]
+
+
+class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
+    """torch.nn.CrossEntropyLoss of class indices; keywords beyond PyTorch's are those of `cross_entropy`.
+
+        loss = libxent.torch.CrossEntropyLoss(z_loss=1e-4, overwrite_logits=True)(logits, targets)
+
+    `mask`, `row_weights` and `denominator` change with the data, and are arguments of the call.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: int | None = -100,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+        unknown = options.keys() - _MODULE_OPTIONS
+        if unknown:
+            raise TypeError(f"CrossEntropyLoss: unexpected keyword {min(unknown)!r}; there are {_MODULE_OPTIONS}")
+        self.options = options
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        mask: torch.Tensor | None = None,
+        row_weights: torch.Tensor | None = None,
+        denominator: Any = None,
+    ) -> torch.Tensor | CrossEntropyOutput:
+        return cross_entropy(
+            input,
+            target,
+            self.weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+            mask=mask,
+            row_weights=row_weights,
+            denominator=denominator,
+            **self.options,
+        )
+
+    def extra_repr(self) -> str:
+        shown = {"ignore_index": self.ignore_index, "reduction": self.reduction}
+        if self.label_smoothing:
+            shown["label_smoothing"] = self.label_smoothing
+        return ", ".join(f"{name}={value!r}" for name, value in {**shown, **self.options}.items())
+
+
+_MODULE_OPTIONS = (
+    "z_loss",
+    "softcap",
+    "logit_scale",
+    "classes",
+    "class_dim",
+    "empty_mean_is_nan",
+    "overwrite_logits",
+    "return_lse",
+    "return_entropy",
+    "return_predicted",
+    "return_row_counts",
+)

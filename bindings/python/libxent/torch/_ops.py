@@ -1,0 +1,171 @@
+# SPDX-FileCopyrightText: the libxent authors
+# SPDX-License-Identifier: Apache-2.0
+"""The same as operators of torch.library, for everything that traces: torch.compile, torch.export, fake tensors.
+
+An operator returns a fixed number of tensors; what was not asked for has no elements.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import _plans
+from ._autograd import DOUBLE_BACKWARD
+from ._plans import Spec, Wants
+
+_SPEC = (
+    "int? ignore_index, str reduction, float label_smoothing, float z_loss, float softcap, float logit_scale, "
+    "int? classes, bool empty_mean_is_nan"
+)
+_WANTS = "bool want_lse, bool want_entropy, bool want_predicted, bool want_row_counts"
+_N_SPEC = 8
+_N_TENSORS = 5  # of the inputs of forward
+
+
+def _spec(options: tuple) -> Spec:
+    return Spec(*options, False)
+
+
+def _acc(logits: torch.Tensor) -> torch.dtype:
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
+@torch.library.custom_op(
+    "libxent::cross_entropy",
+    mutates_args=(),
+    schema="(Tensor logits, Tensor targets, Tensor? mask, Tensor? row_weights, Tensor? denominator, "
+    f"{_SPEC}, {_WANTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def cross_entropy(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    mask: torch.Tensor | None,
+    row_weights: torch.Tensor | None,
+    denominator: torch.Tensor | None,
+    *options: Any,
+) -> tuple:
+    """(loss, stats, divisor, lse, entropy, predicted, row_counts)"""
+    spec, wants = _spec(options[:_N_SPEC]), Wants(*options[_N_SPEC:])
+    result = _plans.forward(logits, targets, mask, row_weights, denominator, spec, wants, True)
+    acc, index = _acc(logits), targets.dtype
+    return tuple(
+        logits.new_empty(0, dtype=dtype) if output is None else output
+        for output, dtype in (
+            (result.loss, acc),
+            (result.stats, acc),
+            (result.divisor, acc),
+            (result.lse, acc),
+            (result.entropy, acc),
+            (result.predicted, index),
+            (result.row_counts, index),
+        )
+    )
+
+
+@cross_entropy.register_fake
+def _(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    mask: torch.Tensor | None,
+    row_weights: torch.Tensor | None,
+    denominator: torch.Tensor | None,
+    *options: Any,
+) -> tuple:
+    spec, wants = _spec(options[:_N_SPEC]), Wants(*options[_N_SPEC:])
+    acc, index, lead = _acc(logits), targets.dtype, logits.shape[:-1]
+    divides = spec.reduction == "mean" or denominator is not None
+
+    def new(shape: Any, dtype: torch.dtype, wanted: bool = True) -> torch.Tensor:
+        return logits.new_empty(shape if wanted else (0,), dtype=dtype)
+
+    return (
+        new(lead if spec.reduction == "none" else (), acc),
+        new((targets.numel(), 2), acc),
+        new((), acc, divides),
+        new(lead, acc, wants.lse),
+        new(lead, acc, wants.entropy),
+        new(lead, index, wants.predicted),
+        new((3,), index, wants.row_counts),
+    )
+
+
+@torch.library.custom_op(
+    "libxent::cross_entropy_backward",
+    mutates_args=(),
+    schema="(Tensor grad_loss, Tensor logits, Tensor targets, Tensor? mask, Tensor? row_weights, Tensor stats, "
+    f"Tensor divisor, {_SPEC}) -> Tensor",
+)
+def cross_entropy_backward(
+    grad_loss: torch.Tensor,
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    mask: torch.Tensor | None,
+    row_weights: torch.Tensor | None,
+    stats: torch.Tensor,
+    divisor: torch.Tensor,
+    *options: Any,
+) -> torch.Tensor:
+    # Packed, whatever the strides are: a compiler may have laid the logits out otherwise than it told the fake below.
+    grad = logits.new_empty(logits.shape)
+    _plans.backward(
+        grad_loss,
+        logits,
+        targets,
+        mask,
+        row_weights,
+        stats,
+        None if divisor.dim() else divisor,
+        _spec(options),
+        Wants(),
+        grad,
+    )
+    return grad
+
+
+@cross_entropy_backward.register_fake
+def _(grad_loss: torch.Tensor, logits: torch.Tensor, *_: Any) -> torch.Tensor:
+    return logits.new_empty(logits.shape)
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+    logits, targets, mask, row_weights, _, *options = inputs
+    _, stats, divisor, *extras = output
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(stats, divisor, *extras)
+    ctx.save_for_backward(logits, targets, mask, row_weights, stats, divisor)
+    ctx.options = tuple(options[:_N_SPEC])
+
+
+def _backward(ctx: Any, grad_loss: torch.Tensor | None, *_: Any) -> tuple:
+    nothing = (None,) * (_N_TENSORS - 1 + _N_SPEC + len(Wants._fields))
+    if grad_loss is None:
+        return (None, *nothing)
+    logits, targets, mask, row_weights, stats, divisor = ctx.saved_tensors
+    grad = cross_entropy_backward(grad_loss, logits, targets, mask, row_weights, stats, divisor, *ctx.options)
+    return (grad, *nothing)
+
+
+cross_entropy.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _backward_twice(ctx: Any, *_: Any) -> tuple:
+    raise RuntimeError(DOUBLE_BACKWARD)
+
+
+cross_entropy_backward.register_autograd(_backward_twice)
+
+
+def traced_cross_entropy(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    mask: torch.Tensor | None,
+    row_weights: torch.Tensor | None,
+    denominator: torch.Tensor | None,
+    spec: Spec,
+    wants: Wants,
+) -> tuple:
+    """As CrossEntropy.apply."""
+    loss, _, _, *extras = cross_entropy(logits, targets, mask, row_weights, denominator, *spec[:_N_SPEC], *wants)
+    return loss, *(extra if wanted else None for extra, wanted in zip(extras, wants))

@@ -1,0 +1,158 @@
+# SPDX-FileCopyrightText: the libxent authors
+# SPDX-License-Identifier: Apache-2.0
+"""The operators of libxent.torch: torch.library's own checks, torch.compile in one graph, torch.export."""
+
+import libxent
+import pytest
+
+torch = pytest.importorskip("torch", minversion="2.4")
+
+import libxent.torch as xt  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+from torch_cases import DEVICES, TYPES, assert_grad, assert_loss, logits, supported, targets, want  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+SPEC = (-100, "mean", 0.1, 1e-3, 20.0, 0.5, 30, False)
+NONE = (-100, "none", 0.0, 0.0, 0.0, 1.0, None, False)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_opcheck(rng, device, dtype):
+    supported(device, dtype)
+    x, t = logits(rng, (6, 33), dtype, device), targets(rng, (6,), 30, device=device)
+    acc = torch.float64 if dtype == torch.float64 else torch.float32
+    weights = torch.from_numpy(rng.random(6)).to(acc).to(device)
+    mask, denominator = weights > 0.3, torch.tensor(5.0, device=device)
+    forward, backward = torch.ops.libxent.cross_entropy, torch.ops.libxent.cross_entropy_backward
+    for arguments in (
+        (x, t, None, None, None, *SPEC, False, False, False, False),
+        (x, t, mask, weights, denominator, *SPEC, True, True, True, True),
+        (x, t, None, weights, None, *NONE, True, False, True, False),
+        (x.detach(), t.int(), mask, None, None, *NONE, False, True, False, True),
+    ):
+        torch.library.opcheck(forward, arguments)
+        loss, stats, divisor, *_ = forward(*arguments)
+        upstream = torch.ones_like(loss).detach()
+        tensors = (upstream, arguments[0].detach(), *arguments[1:4], stats.detach(), divisor.detach())
+        torch.library.opcheck(backward, (*tensors, *arguments[5:13]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("class_dim", [-1, 1])
+def test_full_graph(rng, device, backend, class_dim):
+    x = logits(rng, (3, 5, 67) if class_dim == -1 else (3, 67, 5), torch.bfloat16, device)
+    t = targets(rng, (3, 5), 67, device=device)
+    weights = torch.from_numpy(rng.random((3, 5))).float().to(device)
+
+    def step(x, t, weights):
+        got = xt.cross_entropy(
+            x, t, row_weights=weights, label_smoothing=0.1, denominator=7, return_lse=True, return_predicted=True
+        )
+        return got.loss * -1.5, got.lse, got.predicted
+
+    loss, lse, predicted = torch.compile(step, fullgraph=True, backend=backend)(x, t, weights)
+    assert loss.requires_grad and not lse.requires_grad
+    loss.backward()
+    expected = want(x, t, class_dim, row_weights=weights, label_smoothing=0.1, denominator=7, grad_loss=-1.5)
+    assert_loss(loss / -1.5, expected)
+    assert_grad(x.grad, expected, class_dim)
+    torch.testing.assert_close(lse.cpu().double(), torch.from_numpy(expected.lse), rtol=2e-6, atol=2e-6)
+    assert (predicted.cpu().numpy() == expected.predicted).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_model_around_it(rng, device):
+    """The compiler lays the logits out and frees them as it likes."""
+    torch.manual_seed(int(rng.integers(2**31)))
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 101)).to(device)
+    module = xt.CrossEntropyLoss(label_smoothing=0.1, z_loss=1e-3)
+    x, t = torch.randn(24, 16, device=device), targets(rng, (24,), 101, device=device)
+
+    def step(x, t):
+        return module(model(x).transpose(0, 1).contiguous().transpose(0, 1), t)
+
+    step(x, t).backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    torch.compile(step, fullgraph=True)(x, t).backward()
+    for p, grad in zip(model.parameters(), expected):
+        torch.testing.assert_close(p.grad, grad, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_rows_do_not_recompile(rng, reduction, dynamic):
+    counter = CompileCounterWithBackend("aot_eager")
+    step = torch.compile(
+        lambda x, t: xt.cross_entropy(x, t, reduction=reduction), fullgraph=True, dynamic=dynamic, backend=counter
+    )
+    compiled = []
+    for rows in (5, 17, 64, 100, 3):
+        x, t = logits(rng, (2, rows, 33)), targets(rng, (2, rows), 33)
+        loss = step(x, t)
+        loss.sum().backward()
+        expected = want(x, t, reduction=reduction)
+        assert_loss(loss, expected)
+        assert_grad(x.grad, expected)
+        compiled.append(counter.frame_count)
+    # Without `dynamic`, the second size is what makes the shape dynamic.
+    first = 0 if dynamic else 1
+    assert compiled[first:] == [compiled[first]] * len(compiled[first:])
+
+
+def test_class_weights_compile(rng):
+    x, t, weight = logits(rng, (9, 5)), targets(rng, (9,), 5), torch.from_numpy(rng.random(5)).float()
+    step = torch.compile(xt.cross_entropy, fullgraph=True, backend="aot_eager")
+    expected = F.cross_entropy(x.double(), t, weight.double())
+    torch.testing.assert_close(step(x, t, weight).double(), expected, rtol=2e-6, atol=2e-6)
+
+
+def test_overwrite_is_refused(rng):
+    x, t = logits(rng, (6, 33)), targets(rng, (6,), 33)
+    step = torch.compile(lambda x, t: xt.cross_entropy(x * 1, t, overwrite_logits=True), backend="aot_eager")
+    with pytest.raises(libxent.InvalidArgument, match="overwrite_logits"):
+        step(x, t)
+    with torch.no_grad():
+        assert_loss(step(x, t), want(x, t))
+
+
+def test_double_backward_of_the_operator_is_refused(rng):
+    x, t = logits(rng, (6, 33)), targets(rng, (6,), 33)
+    loss = torch.ops.libxent.cross_entropy(x, t, None, None, None, *SPEC, False, False, False, False)[0]
+    (grad,) = torch.autograd.grad(loss, x, create_graph=True)
+    assert_grad(grad, want(x, t, label_smoothing=0.1, z_loss=1e-3, softcap=20.0, logit_scale=0.5, classes=30))
+    with pytest.raises(RuntimeError, match="second derivatives are not supported"):
+        grad.sum().backward()
+
+
+def test_shapes_without_memory(rng):
+    x, t = torch.empty(4, 5, 33, device="meta", requires_grad=True), torch.empty(4, 5, device="meta", dtype=torch.int64)
+    got = xt.cross_entropy(x, t, reduction="none", return_entropy=True, return_row_counts=True)
+    assert got.loss.shape == got.entropy.shape == (4, 5) and got.row_counts.shape == (3,)
+    got.loss.sum().backward()
+    assert x.grad.shape == x.shape
+    with torch._subclasses.FakeTensorMode():
+        loss = xt.cross_entropy(torch.empty(4, 33, requires_grad=True), torch.empty(4, dtype=torch.int64))
+        assert loss.shape == () and loss.dtype == torch.float32
+
+
+def test_export(rng):
+    class Model(torch.nn.Module):
+        def forward(self, x, t):
+            return xt.cross_entropy(x * 2, t, label_smoothing=0.1)
+
+    x, t = logits(rng, (6, 33)).detach(), targets(rng, (6,), 33)
+    rows = torch.export.Dim("rows", min=2, max=1000)
+    program = torch.export.export(Model(), (x, t), dynamic_shapes=({0: rows}, {0: rows}))
+    x, t = logits(rng, (50, 33)).detach(), targets(rng, (50,), 33)
+    assert_loss(program.module()(x, t), want(x * 2, t, label_smoothing=0.1))
