@@ -87,6 +87,43 @@ TEST_P(Special, SmallAllButOneColumnMinusInfinity) {
   }
 }
 
+TEST_P(Special, AllButOneColumnMinusInfinityInEveryThreadsShare) {
+  // A row for every third column, so one for each vector of four, whichever thread and lane has it.
+  for (const DLDataType dtype : dtypes_of(backend())) {
+    Problem p = start(dtype, 346, 1037);
+    for (int64_t r = 0; r < 346; ++r) {
+      const double kept = at(p, r, 3 * r);
+      fill(p, r, 0, 1037, -kInf);
+      at(p, r, 3 * r) = kept;
+      p.targets[static_cast<size_t>(r)] = 3 * r + (r % 3 == 0 ? 1 : 0);
+    }
+    verify(p);
+    p.z_loss = 1e-3;
+    p.softcap = 20;
+    verify(p);
+  }
+}
+
+TEST_P(Special, MinusInfinityInEveryThreadsAndWarpsShare) {
+  // A share is every `parts`-th piece of `part` columns. It alone is -inf in one row, all else in another.
+  for (const DLDataType dtype : dtypes_of(backend())) {
+    for (const auto &[part, parts] :
+         std::vector<std::pair<int64_t, int64_t>>{{4, 8}, {8, 32}, {4, 128}, {128, 4}, {1024, 4}}) {
+      const bool each = parts < 128;  // of the shares has both rows, or one of them by chance
+      Problem p = start(dtype, each ? 2 * parts : parts, 4001);
+      for (int64_t r = 0; r < p.rows(); ++r) {
+        const int64_t share = r % parts;
+        const bool alone = each ? r < parts : pick(rng_, 0, 1) == 1;
+        for (int64_t c = 0; c < 4001; ++c) {
+          if ((c / part % parts == share) != alone) at(p, r, c) = -kInf;
+        }
+        p.targets[static_cast<size_t>(r)] = (alone ? share : (share + 1) % parts) * part + 1;
+      }
+      verify(p);
+    }
+  }
+}
+
 TEST_P(Special, SmallTheTargetsOwnLogitIsMinusInfinity) {
   for (const DLDataType dtype : dtypes_of(backend())) {
     Problem p = start(dtype, 3, 300);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,8 @@ namespace xent_test::conformance {
 
 struct Case {
   uint64_t seed = 0;
-  std::string family;  // of the logits
+  std::string family;          // of the logits
+  std::set<std::string> rows;  // of what kinds, where adversarial
   Problem problem;
 };
 

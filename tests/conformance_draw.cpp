@@ -21,75 +21,91 @@ double power_of_ten(Rng &rng, double low, double high) { return std::pow(10.0, u
 
 double smallest(const DLDataType &t) { return static_cast<double>(ulp_at(t, 0)); }
 
-void adversarial_row(Rng &rng, const Problem &p, double *x, int64_t target) {
+// Returns what it is, in words.
+const char *adversarial_row(Rng &rng, const Problem &p, double *x, int64_t target) {
   const int64_t n = p.real_classes();
   const int64_t somewhere = choose<int64_t>(rng, {0, n - 1, n / 2, pick(rng, 0, n - 1)});
   const bool has_target = target >= 0 && target < n;
-  switch (pick(rng, 0, 13)) {
-    case 0:  // flat
+  switch (pick(rng, 0, 15)) {
+    case 0:
       std::fill_n(x, n, uniform(rng, -50, 50));
-      break;
-    case 1:  // one-hot
+      return "flat";
+    case 1:
       std::fill_n(x, n, choose<double>(rng, {0.0, -0.0}));
       x[somewhere] = 50;
-      break;
-    case 2:  // gaps beyond what the exponential can show
+      return "one-hot";
+    case 2:  // beyond what the exponential can show
       for (int64_t c = 0; c < n; ++c) x[c] = choose<double>(rng, {0, 1, -87, -90, -104, -150, -746, -1e4});
-      break;
-    case 3:  // -inf in front
+      return "gaps above 100";
+    case 3:
       std::fill_n(x, pick(rng, 0, n - 1), -kInf);
-      break;
-    case 4: {  // -inf behind
+      return "-inf in front";
+    case 4: {
       const int64_t left = pick(rng, 1, n);
       std::fill_n(x + left, n - left, -kInf);
-      break;
+      return "-inf behind";
     }
-    case 5: {  // all -inf but one
+    case 5: {
       const double kept = x[somewhere];
       std::fill_n(x, n, -kInf);
       x[somewhere] = kept;
-      break;
+      if (somewhere == 0) return "all -inf but the first";
+      return somewhere == n - 1 ? "all -inf but the last" : "all -inf but one";
     }
     case 6:
       for (int64_t c = 0; c < n; ++c) x[c] = chance(rng, 0.3) ? -kInf : x[c];
-      break;
+      return "-inf here and there";
     case 7:
       std::fill_n(x, n, -kInf);
-      break;
+      return "all -inf";
     case 8:
       x[somewhere] = kInf;
-      break;
+      return "+inf";
     case 9:
       x[somewhere] = kNaN;
-      break;
-    case 10:  // denormals
+      return "NaN";
+    case 10:
       for (int64_t c = 0; c < n; ++c) x[c] = static_cast<double>(pick(rng, -50, 50)) * smallest(p.dtype);
-      break;
-    case 11: {  // a common offset of any size
+      return "denormals";
+    case 11: {
       const double offset = p.dtype == kF16 ? 3e4 : choose<double>(rng, {1e4, 1e6, 1e30});
       const double sign = chance(rng, 0.5) ? -1 : 1;
       for (int64_t c = 0; c < n; ++c) x[c] = sign * offset + x[c];
-      break;
+      return offset > 1e6 ? "offset 1e30" : "offset 1e4 or 1e6";
     }
     case 12:
       if (has_target) x[target] = -kInf;
-      break;
-    default:  // ties
+      return "the target's -inf";
+    case 13:
+    case 14: {  // one of `threads` takes every such vector of columns
+      const int64_t vector = choose<int64_t>(rng, {1, 4, 8, 16});
+      const bool warp = chance(rng, 0.5);
+      const int64_t threads = choose<int64_t>(rng, {2, 4, 8, 32, 128, 256, 1024});
+      const int64_t part = vector * (warp ? 32 : 1), parts = warp ? std::max<int64_t>(1, threads / 32) : threads;
+      // Of those that have columns.
+      const int64_t share = pick(rng, 0, std::min(parts, (n + part - 1) / part) - 1);
+      const bool alone = chance(rng, 0.5);
+      for (int64_t c = 0; c < n; ++c) x[c] = (c / part % parts == share) == alone ? x[c] : -kInf;
+      if (alone) return warp ? "all -inf but a warp's share" : "all -inf but a thread's share";
+      return warp ? "-inf in a warp's share" : "-inf in a thread's share";
+    }
+    default:
       for (int64_t c = 0; c < n; ++c) x[c] = std::round(x[c] / 2) * 2;
-      break;
+      return "ties";
   }
 }
 
-std::string draw_values(Rng &rng, Problem &p) {
+void draw_values(Rng &rng, Case &c) {
+  Problem &p = c.problem;
   const bool adversarial = chance(rng, 0.25);
   const Family family = choose(rng, kFamilies);
   draw_logits(rng, p, adversarial ? Family::kRandom : family);
-  if (!adversarial) return name_of(family);
+  c.family = adversarial ? "adversarial" : name_of(family);
+  if (!adversarial) return;
   for (int64_t r = 0; r < p.rows(); ++r) {
-    adversarial_row(rng, p, p.logits.data() + r * p.vocab, p.targets[static_cast<size_t>(r)]);
+    c.rows.insert(adversarial_row(rng, p, p.logits.data() + r * p.vocab, p.targets[static_cast<size_t>(r)]));
   }
   p.quantize();
-  return "adversarial";
 }
 
 // What must not matter: padding, and everything of a row that is ignored.
@@ -259,7 +275,7 @@ Case draw(uint64_t seed, Backend device) {
     p.targets[static_cast<size_t>(pick(rng, 0, p.rows() - 1))] =
         choose<int64_t>(rng, {-5, p.real_classes(), p.vocab, INT32_MIN, INT32_MAX - 1});
   }
-  c.family = draw_values(rng, p);
+  draw_values(rng, c);
   if (p.reduction != XENT_REDUCTION_NONE && chance(rng, 0.35)) {
     p.denominator = Values{choose<DLDataType>(rng, {kF32, kI32, kI64}), {}};
     p.denominator->v.push_back(choose<double>(rng, {1, 3, 1000, -7, 0}));
@@ -281,6 +297,7 @@ Case draw(uint64_t seed, Backend device) {
 std::vector<std::string> features(const Case &c) {
   const Problem &p = c.problem;
   std::vector<std::string> all = {"all", "logits: " + c.family};
+  for (const std::string &row : c.rows) all.push_back("row: " + row);
   const auto add = [&](bool has, const std::string &name) {
     if (has) all.push_back(name);
   };
