@@ -7,12 +7,13 @@ from __future__ import annotations
 import ctypes
 import math
 import numbers
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
-from . import _abi
-from ._dlpack import CUDA, CUDA_MANAGED, DTYPES, NAMES, DType, Tensor, dtype_name
-from ._frameworks import Framework, framework_of
-from ._library import Context, InvalidArgument, check, error_slot, integer, lib, real
+from . import _abi, _frame
+from ._dlpack import CPU, CUDA, DTYPES, NAMES, DType, Tensor, dtype_name
+from ._frame import SCRATCH, Frame
+from ._frameworks import Device, Framework, by_type, framework_of
+from ._library import Context, Error, InvalidArgument, check, integer, lib, real
 
 if TYPE_CHECKING:
     from ._plan import Plan
@@ -29,6 +30,11 @@ class Result(NamedTuple):
     entropy: Any = None  # [...] acc, in nats; 0 for ignored rows
     predicted: Any = None  # [...] type of the targets: argmax; -1 for ignored rows and those without a softmax
     row_counts: Any = None  # [3] type of the targets: rows counted, ignored, with a target out of range
+
+
+_LOSS, _GRAD, _STATS, _DIVISOR, _LSE, _ENTROPY, _PREDICTED, _ROW_COUNTS = range(len(Result._fields))
+_NAMES = Result._fields
+_SCALAR, _ROWS, _PAIRS, _TRIPLE, _MATRIX = range(5)
 
 
 class Handle:
@@ -68,91 +74,139 @@ def _fitting(name: str, value: Any, dtype: DType) -> int | float:
 class Call:
     """One call of a plan: borrowed tensors, new outputs, and their release however it ends."""
 
+    __slots__ = (
+        "_facts", "at_logits", "frame", "handle", "held", "later", "lead", "logits", "memory", "plan", "results",
+        "stream", "taken", "tracker", "written",
+    )  # fmt: skip
+
     def __init__(self, plan: Plan, logits: Any) -> None:
         handle = plan._handle
         if handle is None:
             raise InvalidArgument("plan: it was closed")
         self.plan, self.handle, self.logits = plan, handle, logits
-        self.tensors: list[Tensor] = []
-        self.results: dict[str, Any] = {}
-        self.written: list[tuple[Framework, Any]] = []
-        self.lead = framework_of(logits)
-        self.tensor = self.lead.tensor(logits, "logits")
-        self.tensors.append(self.tensor)
-        self.device = self.tensor.device
-        on_cuda = plan._device[0] == CUDA and self.device[0] in (CUDA, CUDA_MANAGED)
-        self.stream = self.lead.stream(self.device[1]) if on_cuda else None
-        if not self.tensor.shape:
+        self.held: list[Tensor] = []  # to be released
+        self.taken: list[tuple[str, Any, bool]] = []  # name, array, writable: put on trust, one a slot of the frame
+        self.results: list[Any] = [None] * 8  # as Result has fields
+        self.later: dict[int, Callable[[], Any]] | None = None  # results that are made once they are written
+        self.written: list[Any] = []
+        self.tracker: Framework | None = None
+        self._facts: tuple[tuple[int, ...], Device] | None = None
+        self.lead = lead = by_type.get(type(logits)) or framework_of(logits)
+        self.frame: Frame | None = _frame.take()
+        try:
+            self.at_logits = lead.put(self, "logits", logits)
+            kind, device = plan._device
+            self.stream = lead.stream(self, device) if kind == CUDA else 0
+        except BaseException:
             self.__exit__()
-            raise InvalidArgument("logits: expected [..., vocab], got a tensor without dimensions")
+            raise
 
     def __enter__(self) -> Call:
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        for tensor in self.tensors:
-            tensor.release()
+    def __exit__(self, kind: type | None = None, *_: Any) -> None:
+        try:
+            if kind is not None and issubclass(kind, Error):
+                self._explain()
+        finally:
+            for tensor in self.held:
+                tensor.release()
+            _frame.give_back(self.frame)
+            self.frame = None
 
-    def take(self, name: str, obj: Any, writable: bool = False) -> Any:
-        framework = framework_of(obj)
+    def _explain(self) -> None:
+        """The call failed: the first array that its framework refuses is the reason."""
+        try:
+            for name, obj, writable in self.taken:
+                framework_of(obj).tensor(obj, name, writable)
+                if obj is self.logits:
+                    _ = self.shape
+        except InvalidArgument as reason:
+            raise reason from None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the logits."""
+        if self._facts is None:
+            self._facts = self.lead.facts(self, self.logits)
+            if not self._facts[0]:
+                raise InvalidArgument("logits: expected [..., vocab], got a tensor without dimensions")
+        return self._facts[0]
+
+    @property
+    def device(self) -> Device:
+        """Of the logits."""
+        return self._facts[1] if self._facts is not None else self.lead.facts(self, self.logits)[1]
+
+    def take(self, name: str, obj: Any, writable: bool = False) -> int:
+        framework = by_type.get(type(obj)) or framework_of(obj)
+        if framework is self.lead:
+            return framework.put(self, name, obj, writable)
         tensor = framework.tensor(obj, name, writable)
-        self.tensors.append(tensor)
-        if framework is not self.lead and tensor.device[0] == CUDA:
+        self.held.append(tensor)
+        if tensor.device[0] == CUDA:
             if writable:
                 raise InvalidArgument(f"{name}: on CUDA an output must come from {self.lead.name}, like the logits")
             # Only the protocol can order another library's pending work before our stream.
             tensor = framework.tensor(obj, name, stream=self.stream or 1)
-            self.tensors.append(tensor)
-        return tensor.pointer()
+            self.held.append(tensor)
+        return ctypes.addressof(tensor.dl)
 
-    def input(self, name: str, obj: Any, number: DType | None = None) -> Any:
+    def input(self, name: str, obj: Any) -> int:
         if obj is None:
-            return None
-        if number is not None and isinstance(obj, numbers.Real):
-            tensor = self.lead.scalar(_fitting(name, obj, number), number, self.device)
-            self.tensors.append(tensor)
-            return tensor.pointer()
+            return 0
+        framework = by_type.get(type(obj))
+        return framework.put(self, name, obj) if framework is self.lead else self.take(name, obj)
+
+    def number(self, name: str, obj: Any, dtype: DType) -> int:
+        """An input that may be a Python number, of that type."""
+        if isinstance(obj, numbers.Real):
+            tensor = self.lead.scalar(_fitting(name, obj, dtype), dtype, self.device)
+            self.held.append(tensor)
+            return ctypes.addressof(tensor.dl)
         return self.take(name, obj)
 
-    def new(self, name: str, shape: tuple[int, ...], dtype: DType) -> Any:
-        tensor, self.results[name] = self.lead.empty(shape, dtype, self.device)
-        self.tensors.append(tensor)
-        return tensor.pointer()
-
-    def output(self, name: str, obj: Any, shape: tuple[int, ...], dtype: DType) -> Any:
+    def output(self, index: int, obj: Any, dtype: DType, form: int) -> int:
+        """`index`: of Result's fields; `form`: its shape."""
         if obj is None or obj is False:
-            return None
+            return 0
         if obj is True:
-            return self.new(name, shape, dtype)
-        pointer = self.take(name, obj, writable=True)
-        self.results[name] = lambda: obj
-        self.written.append((framework_of(obj), obj))
-        return pointer
+            shape = self.shape
+            if form == _ROWS:
+                shape = shape[:-1]
+            elif form == _PAIRS:
+                shape = (math.prod(shape[:-1]), 2)
+            elif form != _MATRIX:
+                shape = () if form == _SCALAR else (3,)
+            return self.lead.new(self, index, shape, dtype)
+        framework = by_type.get(type(obj))
+        if framework is self.lead:
+            address = framework.put(self, _NAMES[index], obj, True)
+        else:
+            address = self.take(_NAMES[index], obj, True)
+            framework = by_type[type(obj)]
+        self.results[index] = obj
+        if framework.tracks_writes:
+            self.tracker = framework
+            self.written.append(obj)
+        return address
 
-    def inputs(self, args: Any, targets: Any, mask: Any, row_weights: Any, workspace_bytes: int) -> None:
-        args.stream = self.stream
-        if workspace_bytes:
-            alignment = self.plan._info.alignment
-            size = workspace_bytes + alignment - 1
-            tensor, _ = self.lead.empty((size,), DTYPES["uint8"], self.device)
-            self.tensors.append(tensor)
-            args.workspace = -(-tensor.address // alignment) * alignment
-            args.workspace_bytes = workspace_bytes
-        args.logits = self.tensor.pointer()
-        args.targets = self.input("targets", targets)
-        args.mask = self.input("mask", mask)
-        args.row_weights = self.input("row_weights", row_weights)
+    def workspace(self, size: int) -> int:
+        if size == 0:
+            return 0
+        plan = self.plan
+        # On the CPU a call is over when it returns, and a little memory can be used again.
+        if plan._device[0] == CPU and size <= SCRATCH:
+            return self.frame.workspace(size, plan._info.alignment)
+        return self.lead.workspace(self, size, plan._info.alignment)
 
-    def forward_args(self, targets: Any, mask: Any, row_weights: Any, denominator: Any, workspace: int) -> Any:
-        args = _abi.ForwardArgs(struct_size=ctypes.sizeof(_abi.ForwardArgs))
-        self.inputs(args, targets, mask, row_weights, workspace)
-        number = DTYPES["int64" if isinstance(denominator, numbers.Integral) else "float32"]
-        args.denominator = self.input("denominator", denominator, number)
-        return args
-
-    def outputs(
+    def forward(
         self,
-        args: Any,
+        workspace_bytes: int,
+        targets: Any,
+        mask: Any,
+        row_weights: Any,
+        denominator: Any,
         loss: Any,
         stats: Any,
         divisor: Any,
@@ -160,39 +214,89 @@ class Call:
         entropy: Any,
         predicted: Any,
         row_counts: Any,
-    ) -> None:
-        plan, lead_shape = self.plan, self.tensor.shape[:-1]
+    ) -> int:
+        """The address of the arguments of xent_forward."""
+        plan, take, output = self.plan, self.input, self.output
         acc, index = plan._acc, plan._target_dtype
-        args.loss = self.output("loss", loss, lead_shape if plan._reduction == "none" else (), acc)
-        args.stats = self.output("stats", stats, (math.prod(lead_shape), 2), acc)
-        args.divisor = self.output("divisor", divisor, (), acc)
-        args.lse = self.output("lse", lse, lead_shape, acc)
-        args.entropy = self.output("entropy", entropy, lead_shape, acc)
-        args.predicted = self.output("predicted", predicted, lead_shape, index)
-        args.row_counts = self.output("row_counts", row_counts, (3,), index)
+        workspace = self.workspace(workspace_bytes) if workspace_bytes else 0
+        return self.frame.forward(
+            self.stream,
+            workspace,
+            workspace_bytes,
+            self.at_logits,
+            take("targets", targets),
+            0 if mask is None else take("mask", mask),
+            0 if row_weights is None else take("row_weights", row_weights),
+            0 if denominator is None else self.denominator(denominator),
+            output(_LOSS, loss, acc, _ROWS if plan._reduction == "none" else _SCALAR),
+            0 if stats is None else output(_STATS, stats, acc, _PAIRS),
+            0 if divisor is None else output(_DIVISOR, divisor, acc, _SCALAR),
+            0 if lse is None else output(_LSE, lse, acc, _ROWS),
+            0 if entropy is None else output(_ENTROPY, entropy, acc, _ROWS),
+            0 if predicted is None else output(_PREDICTED, predicted, index, _ROWS),
+            0 if row_counts is None else output(_ROW_COUNTS, row_counts, index, _TRIPLE),
+        )
 
-    def gradient(self, grad_logits: Any, grad_dtype: Any) -> Any:
+    def denominator(self, value: Any) -> int:
+        return self.number("denominator", value, DTYPES["int64" if isinstance(value, numbers.Integral) else "float32"])
+
+    def backward(
+        self,
+        workspace_bytes: int,
+        targets: Any,
+        mask: Any,
+        row_weights: Any,
+        stats: Any,
+        divisor: Any,
+        grad_loss: Any,
+        grad_logits: Any,
+        grad_dtype: Any,
+    ) -> int:
+        """The address of the arguments of xent_backward."""
+        return self.frame.backward(
+            self.stream,
+            self.workspace(workspace_bytes),
+            workspace_bytes,
+            self.at_logits,
+            self.input("targets", targets),
+            self.input("mask", mask),
+            self.input("row_weights", row_weights),
+            self.input("stats", stats),
+            self.input("divisor", divisor),
+            self.upstream(grad_loss),
+            self.gradient(grad_logits, grad_dtype),
+        )
+
+    def upstream(self, grad_loss: Any) -> int:
+        return 0 if grad_loss is None else self.number("grad_loss", grad_loss, self.plan._acc)
+
+    def gradient(self, grad_logits: Any, grad_dtype: Any) -> int:
         if grad_logits is None and not self.plan._overwrite:
             dtype = self.plan._logits_dtype
             if grad_dtype is not None:
                 dtype = DType(*(getattr(plan_dtype("grad_dtype", grad_dtype), name) for name in DType._fields))
-            return self.new("grad", self.tensor.shape, dtype)
+            return self.lead.new(self, _GRAD, self.shape, dtype)
         given = self.logits if grad_logits is None else grad_logits
         if grad_dtype is not None and DTYPES.get(dtype_name(grad_dtype)) != self._dtype_of(given):
             raise InvalidArgument(
                 f"grad_dtype: {dtype_name(grad_dtype)} differs from the type of the array that the gradient goes to, "
                 f"{NAMES.get(self._dtype_of(given))}"
             )
-        return self.output("grad", given, self.tensor.shape, self.plan._logits_dtype)
+        return self.output(_GRAD, given, self.plan._logits_dtype, _MATRIX)
 
     def _dtype_of(self, obj: Any) -> DType:
-        return DTYPES[dtype_name(obj.dtype)] if hasattr(obj, "dtype") else self.tensor.dtype
+        return DTYPES[dtype_name(obj.dtype)] if hasattr(obj, "dtype") else self.plan._logits_dtype
 
-    def run(self, function: Any, args: Any) -> None:
-        check(function(self.handle.pointer, ctypes.byref(args), error_slot.reference))
-        self.lead.finish(self.device)
-        for framework, obj in self.written:
-            framework.wrote(obj)
-
-    def result(self) -> Result:
-        return Result(**{name: make() for name, make in self.results.items()})
+    def run(self, function: Any, args: Any) -> Result:
+        frame = self.frame
+        status = function(self.handle.pointer, args, frame.address)
+        if status:
+            check(status, frame)
+        if self.lead.finishes:
+            self.lead.finish(self.device)
+        if self.tracker is not None:
+            self.tracker.wrote(self.written)
+        if self.later is not None:
+            for index, make in self.later.items():
+                self.results[index] = make()
+        return tuple.__new__(Result, self.results)  # Result(*...) by its shortest way

@@ -8,14 +8,19 @@ The framework of the logits leads a call: it gives the stream, the workspace and
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from . import _cuda, _dlpack
 from ._dlpack import CPU, CUDA, DTYPES, NAMES, DType, Tensor
-from ._library import InvalidArgument
+from ._frame import MAX_RANK
+from ._library import Error, InvalidArgument
+
+if TYPE_CHECKING:
+    from ._call import Call
 
 LEGACY_STREAM = 1
 Device = tuple[int, int]
@@ -43,9 +48,15 @@ def dtype_of(dtype: Any, name: str) -> DType:
 
 
 class Framework:
-    """Any object with __dlpack__; the others refine it."""
+    """Any object with __dlpack__; the others refine it.
+
+    `tensor` checks an array and describes it; `put` does the same for a call whose logits are of this framework and may
+    leave checks to the C library where that is faster: where the call then fails, `tensor` is asked for the reason.
+    """
 
     name = "DLPack"
+    tracks_writes = False  # `wrote` does something, `finish` does
+    finishes = False
 
     def tensor(self, obj: Any, name: str, writable: bool = False, stream: int | None = None) -> Tensor:
         """Borrows `obj`. `stream`: a CUDA producer must make its pending work precede that stream."""
@@ -56,6 +67,40 @@ class Framework:
         tensor = _dlpack.consume(capsule, name, writable=writable)
         tensor.owner, tensor.framework = obj, self
         return tensor
+
+    def put(self, call: Call, name: str, obj: Any, writable: bool = False) -> int:
+        """The address of a DLTensor of `obj`, valid during the call."""
+        tensor = self.tensor(obj, name, writable)
+        call.held.append(tensor)
+        return ctypes.addressof(tensor.dl)
+
+    def new(self, call: Call, index: int, shape: tuple[int, ...], dtype: DType) -> int:
+        """Makes output `index` of the call's results."""
+        tensor, make = self.empty(shape, dtype, call.device)
+        call.held.append(tensor)
+        if call.later is None:
+            call.later = {}
+        call.later[index] = make
+        return ctypes.addressof(tensor.dl)
+
+    def workspace(self, call: Call, size: int, alignment: int) -> int:
+        """The address of so many bytes, for the call alone."""
+        tensor, _ = self.empty((size + alignment - 1,), DTYPES["uint8"], call.device)
+        call.held.append(tensor)
+        return -(-tensor.address // alignment) * alignment
+
+    def connect(self) -> None:
+        """Called when an array of the framework is first seen."""
+
+    def facts(self, call: Call, obj: Any) -> tuple[tuple[int, ...], Device]:
+        """(shape, device) of the logits, which were put already."""
+        return call.held[0].shape, call.held[0].device
+
+    def describe(self, obj: Any, name: str) -> tuple[tuple[int, ...], DType, Device]:
+        """(shape, dtype, device) of an array that no call has taken yet."""
+        tensor = self.tensor(obj, name)
+        tensor.release()
+        return tensor.shape, tensor.dtype, tensor.device
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> tuple[Tensor, Callable[[], Any]]:
         """New packed memory, and a function that gives the caller's array once it is written."""
@@ -72,12 +117,12 @@ class Framework:
         memory.write(bytes(holder))
         return Tensor(memory.address, dtype, device, (), None, memory)
 
-    def stream(self, device: int) -> int | None:
-        """The CUDA stream to enqueue on; None is CUDA's legacy default stream."""
-        return None
+    def stream(self, call: Call, device: int) -> int:
+        """The CUDA stream to enqueue on; 0 is CUDA's legacy default stream."""
+        return 0
 
-    def wrote(self, obj: Any) -> None:
-        """An array of the caller was written to."""
+    def wrote(self, arrays: list) -> None:
+        """Arrays of the caller were written to."""
 
     def finish(self, device: Device) -> None:
         """The call was enqueued."""
@@ -89,6 +134,10 @@ _SCALARS = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int32": ctyp
 class NumPy(Framework):
     name = "NumPy"
 
+    def __init__(self) -> None:
+        self._plain: type | None = None  # numpy.ndarray
+        self._native: dict[Any, DType] = {}  # of dtypes that `tensor` has taken
+
     def tensor(self, obj: Any, name: str, writable: bool = False, stream: int | None = None) -> Tensor:
         numpy = sys.modules["numpy"]
         if isinstance(obj, numpy.ma.MaskedArray):
@@ -98,7 +147,26 @@ class NumPy(Framework):
             raise InvalidArgument(f"{name}: element type {obj.dtype.str} is not in native byte order")
         if writable and not obj.flags.writeable:
             raise InvalidArgument(f"{name}: the array is read-only, an output must be writable")
+        self._plain, self._native[obj.dtype] = numpy.ndarray, dtype
         return self._strided(obj, obj.__array_interface__["data"][0], dtype, (CPU, 0), name)
+
+    def put(self, call: Call, name: str, obj: Any, writable: bool = False) -> int:
+        flags, dtype = obj.flags, self._native.get(obj.dtype)
+        fast = type(obj) is self._plain and dtype is not None and flags.c_contiguous and obj.ndim <= MAX_RANK
+        if not fast or (writable and not flags.writeable):
+            return super().put(call, name, obj, writable)
+        slot = len(call.taken)
+        call.taken.append((name, obj, writable))
+        return call.frame.pack(slot, _dlpack.array_data(obj), dtype, (CPU, 0), obj.shape)
+
+    def new(self, call: Call, index: int, shape: tuple[int, ...], dtype: DType) -> int:
+        import numpy
+
+        array = call.results[index] = numpy.empty(shape, self.dtype(dtype))
+        return self.put(call, "output", array)
+
+    def facts(self, call: Call, obj: Any) -> tuple[tuple[int, ...], Device]:
+        return obj.shape, (CPU, 0)
 
     def _strided(self, obj: Any, address: int, dtype: DType, device: Device, name: str) -> Tensor:
         size = obj.itemsize
@@ -113,6 +181,7 @@ class NumPy(Framework):
         return self.tensor(array, "output"), lambda: array
 
     @staticmethod
+    @functools.cache
     def dtype(dtype: DType) -> Any:
         import numpy
 
@@ -125,6 +194,8 @@ class NumPy(Framework):
 
 class CuPy(NumPy):
     name = "CuPy"
+
+    put, new, facts = Framework.put, Framework.new, Framework.facts
 
     def tensor(self, obj: Any, name: str, writable: bool = False, stream: int | None = None) -> Tensor:
         if stream is not None:
@@ -142,7 +213,7 @@ class CuPy(NumPy):
         with cupy.cuda.Device(device[1]):
             return self.tensor(cupy.full((), value, self.dtype(dtype)), "scalar")
 
-    def stream(self, device: int) -> int | None:
+    def stream(self, call: Call, device: int) -> int:
         cupy = sys.modules["cupy"]
         with cupy.cuda.Device(device):
             return int(cupy.cuda.get_current_stream().ptr)
@@ -150,6 +221,29 @@ class CuPy(NumPy):
 
 class Torch(Framework):
     name = "PyTorch"
+    tracks_writes = True
+
+    def __init__(self) -> None:
+        self._torch: Any = None
+        self._export: Callable | None = None  # of the C exchange API, like _stream
+        self._stream: Callable | None = None
+        self._devices: dict[Any, Device] = {}  # of devices that `tensor` has taken
+        self._types: dict[DType, Any] = {}
+
+    def connect(self) -> None:
+        if self._torch is not None:
+            return
+        torch = sys.modules["torch"]
+        self._is_neg, self._increment = torch.Tensor.is_neg, torch.autograd.graph.increment_version
+        exchange = _dlpack.exchange_of(torch.Tensor)
+        if exchange is None:  # before PyTorch 2.10
+            self.put = self._put_by_hand
+        else:
+            self._export = exchange.tensor
+            # Without CUDA in it, what PyTorch would answer is not our concern: the call will be refused.
+            self._stream = exchange.stream if torch.version.cuda is not None else None
+        self._types = {dtype: getattr(torch, name) for name, dtype in DTYPES.items() if hasattr(torch, name)}
+        self._torch = torch
 
     def tensor(self, obj: Any, name: str, writable: bool = False, stream: int | None = None) -> Tensor:
         torch = sys.modules["torch"]
@@ -164,7 +258,54 @@ class Torch(Framework):
             device = (CUDA, obj.device.index)
         else:
             raise InvalidArgument(f"{name}: expected a tensor on the CPU or on a CUDA device, got device {obj.device}")
+        self._devices[obj.device] = device
         return Tensor(obj.data_ptr(), dtype_of(obj.dtype, name), device, obj.shape, obj.stride(), obj, self)
+
+    def put(self, call: Call, name: str, obj: Any, writable: bool = False) -> int:
+        # A lazy negation is the one thing that a DLTensor does not show and the C library cannot refuse.
+        if not self._is_neg(obj):
+            taken = call.taken
+            address = call.frame.tensors[len(taken)]
+            taken.append((name, obj, writable))
+            try:
+                if self._export(obj, address) == 0:
+                    return address
+            except Exception:  # not strided, without storage, ...
+                pass
+        return super().put(call, name, obj, writable)  # which refuses it, most likely
+
+    def _put_by_hand(self, call: Call, name: str, obj: Any, writable: bool = False) -> int:
+        dtype, device = _dtypes.get(obj.dtype), self._devices.get(obj.device)
+        plain = obj.layout is self._torch.strided and not obj.is_neg() and obj.dim() <= MAX_RANK
+        if dtype is None or device is None or not plain:
+            return Framework.put(self, call, name, obj, writable)
+        slot = len(call.taken)
+        call.taken.append((name, obj, writable))
+        return call.frame.pack(slot, obj.data_ptr(), dtype, device, obj.shape, obj.stride())
+
+    def new(self, call: Call, index: int, shape: tuple[int, ...], dtype: DType) -> int:
+        array = self._torch.empty(shape, dtype=self._types[dtype], device=call.logits.device)
+        call.results[index] = array
+        return self.put(call, "output", array)
+
+    def workspace(self, call: Call, size: int, alignment: int) -> int:
+        logits = call.logits
+        item = logits.element_size()
+        memory = logits.new_empty(-(-size // item))
+        address = memory.data_ptr()
+        if address % alignment:  # PyTorch's own allocators align further than any backend asks
+            memory = logits.new_empty(-(-(size + alignment) // item))
+            address = -(-memory.data_ptr() // alignment) * alignment
+        call.memory = memory
+        return address
+
+    def facts(self, call: Call, obj: Any) -> tuple[tuple[int, ...], Device]:
+        device = self._devices.get(obj.device)
+        return obj.shape, device or self.tensor(obj, "logits").device
+
+    def describe(self, obj: Any, name: str) -> tuple[tuple[int, ...], DType, Device]:
+        dtype, device = _dtypes.get(obj.dtype), self._devices.get(obj.device)
+        return super().describe(obj, name) if dtype is None or device is None else (obj.shape, dtype, device)
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> tuple[Tensor, Callable[[], Any]]:
         torch = sys.modules["torch"]
@@ -183,13 +324,22 @@ class Torch(Framework):
     def _device(device: Device) -> str:
         return "cpu" if device[0] == CPU else f"cuda:{device[1]}"
 
-    def stream(self, device: int) -> int | None:
-        return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
+    def stream(self, call: Call, device: int) -> int:
+        if self._stream is None:
+            return int(self._torch.cuda.current_stream(device).cuda_stream) if self._torch.cuda.is_available() else 0
+        frame = call.frame
+        if self._stream(CUDA, device, frame.word_address):
+            raise Error(f"PyTorch gave no stream of device {device}")
+        return frame.word.value or 0
 
-    def wrote(self, obj: Any) -> None:
-        # Autograd must see that a tensor it may have saved has changed.
-        if not obj.is_inference():
-            sys.modules["torch"].autograd.graph.increment_version(obj)
+    def wrote(self, arrays: list) -> None:
+        # Autograd must see that tensors it may have saved have changed; those of inference mode have no version.
+        try:
+            self._increment(arrays)
+        except Exception:  # before PyTorch 2.6: one tensor at a time, and none of inference mode
+            for array in arrays:
+                if not array.is_inference():
+                    self._increment(array)
 
 
 class Jax(Framework):
@@ -199,6 +349,7 @@ class Jax(Framework):
     """
 
     name = "JAX"
+    finishes = True
 
     def tensor(self, obj: Any, name: str, writable: bool = False, stream: int | None = None) -> Tensor:
         jax = sys.modules["jax"]
@@ -234,12 +385,12 @@ class Jax(Framework):
 
 GENERIC, NUMPY, CUPY, TORCH, JAX = Framework(), NumPy(), CuPy(), Torch(), Jax()
 _KNOWN = (("numpy", "ndarray", NUMPY), ("torch", "Tensor", TORCH), ("jax", "Array", JAX), ("cupy", "ndarray", CUPY))
-_by_type: dict[type, Framework] = {}
+by_type: dict[type, Framework] = {}  # as framework_of has found them
 
 
 def framework_of(obj: Any) -> Framework:
     kind = type(obj)
-    found = _by_type.get(kind)
+    found = by_type.get(kind)
     if found is None:
         found = GENERIC
         for module_name, class_name, framework in _KNOWN:
@@ -247,5 +398,6 @@ def framework_of(obj: Any) -> Framework:
             if base is not None and isinstance(obj, base):
                 found = framework
                 break
-        _by_type[kind] = found
+        found.connect()
+        by_type[kind] = found
     return found

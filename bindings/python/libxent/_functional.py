@@ -17,40 +17,39 @@ from ._library import InvalidArgument, real
 from ._plan import Plan
 
 _CACHE_SIZE = 64
-_NUMBERS = frozenset(("label_smoothing", "z_loss", "softcap", "logit_scale"))
+_NUMBERS = ("label_smoothing", "z_loss", "softcap", "logit_scale")
 _plans: collections.OrderedDict[tuple, Plan] = collections.OrderedDict()
 _lock = threading.Lock()
 
 
 def _plan_for(logits: Any, targets: Any, **options: Any) -> Plan:
-    tensor = framework_of(logits).tensor(logits, "logits")
-    try:
-        if not tensor.shape:
-            raise InvalidArgument("logits: expected [..., vocab], got a tensor without dimensions")
-        rows = math.prod(tensor.shape[:-1])
-        device_type, device_id = tensor.device
-        on_cuda = device_type in (CUDA, CUDA_MANAGED)
-        dtype = NAMES.get(tensor.dtype)
-    finally:
-        tensor.release()
-    if not hasattr(targets, "dtype"):
+    shape, dtype, device = framework_of(logits).describe(logits, "logits")
+    if not shape:
+        raise InvalidArgument("logits: expected [..., vocab], got a tensor without dimensions")
+    target_dtype = getattr(targets, "dtype", None)
+    if target_dtype is None:
         raise InvalidArgument(f"targets: expected an array of int32 or int64, got {type(targets).__name__}")
-    # Rounded up, so that batches of varying size share a plan.
-    key = (
-        ("device", (CUDA, device_id) if on_cuda else "cpu"),
-        ("logits_dtype", dtype),
-        ("target_dtype", NAMES[dtype_of(targets.dtype, "targets")]),
-        ("max_rows", 1 << max(rows - 1, 0).bit_length()),
-        ("vocab", tensor.shape[-1]),
+    for name in _NUMBERS:
         # An array is found again by its identity, whatever has been written to it since.
-        *((name, real(name, value) if name in _NUMBERS else value) for name, value in options.items()),
-    )
+        if type(options[name]) is not float:
+            options[name] = real(name, options[name])
+    # Rounded up, so that batches of varying size share a plan.
+    max_rows = 1 << max(math.prod(shape[:-1]) - 1, 0).bit_length()
+    key = (device, dtype, dtype_of(target_dtype, "targets"), max_rows, shape[-1], *options.items())
     with _lock:
         plan = _plans.get(key)
         if plan is not None:
             _plans.move_to_end(key)
             return plan
-    plan = Plan(**dict(key))
+    device_type, device_id = device
+    plan = Plan(
+        device=(CUDA, device_id) if device_type in (CUDA, CUDA_MANAGED) else "cpu",
+        logits_dtype=NAMES.get(dtype),
+        target_dtype=NAMES[dtype_of(target_dtype, "targets")],
+        max_rows=max_rows,
+        vocab=shape[-1],
+        **options,
+    )
     with _lock:
         _plans[key] = plan
         _plans.move_to_end(key)

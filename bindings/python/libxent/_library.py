@@ -38,6 +38,9 @@ class InvalidArgument(Error, ValueError):
 _INVALID = (_abi.XENT_INVALID_ARGUMENT, _abi.XENT_INVALID_STRUCT, _abi.XENT_WORKSPACE_TOO_SMALL)
 
 
+_CALLS = ("xent_forward", "xent_backward", "xent_loss_and_grad")
+
+
 def _candidates() -> list[str]:
     chosen = os.environ.get("LIBXENT_LIBRARY")
     if chosen:
@@ -59,7 +62,8 @@ def _load() -> ctypes.CDLL:
         for name, (result, arguments) in _abi.FUNCTIONS.items():
             function = getattr(loaded, name)
             function.restype = result
-            function.argtypes = arguments
+            # An address does: to check the type of a pointer takes longer than the rest of a call.
+            function.argtypes = [ctypes.c_void_p] * len(arguments) if name in _CALLS else arguments
         found = loaded.xent_abi_version()
         if found != _abi.XENT_ABI_VERSION:
             raise ImportError(f"libxent: {path} has ABI {found}, this package needs {_abi.XENT_ABI_VERSION}")
@@ -83,7 +87,7 @@ class _ErrorSlot(threading.local):
 error_slot = _ErrorSlot()
 
 
-def check(status: int, slot: _ErrorSlot = error_slot) -> None:
+def check(status: int, slot: Any = error_slot) -> None:
     """Raises where `status` is not XENT_OK; `slot` was passed to the call on this thread."""
     if status == _abi.XENT_OK:
         return

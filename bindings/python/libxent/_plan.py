@@ -187,12 +187,13 @@ class Plan:
         none. `divisor` is made by itself where something is divided. stats=None where no backward follows.
         """
         with Call(self, logits) as call:
-            args = call.forward_args(targets, mask, row_weights, denominator, self._info.forward_workspace_bytes)
             if divisor is None and stats is not None and (self._reduction == "mean" or denominator is not None):
                 divisor = True
-            call.outputs(args, loss, stats, divisor, lse, entropy, predicted, row_counts)
-            call.run(lib.xent_forward, args)
-            return call.result()
+            size = self._info.forward_workspace_bytes
+            args = call.forward(
+                size, targets, mask, row_weights, denominator, loss, stats, divisor, lse, entropy, predicted, row_counts
+            )
+            return call.run(lib.xent_forward, args)
 
     def backward(
         self,
@@ -217,14 +218,9 @@ class Plan:
         grad_dtype                          of a new array: the logits' type (default) or "float32"
         """
         with Call(self, logits) as call:
-            args = _abi.BackwardArgs(struct_size=ctypes.sizeof(_abi.BackwardArgs))
-            call.inputs(args, targets, mask, row_weights, self._info.backward_workspace_bytes)
-            args.stats = call.input("stats", stats)
-            args.divisor = call.input("divisor", divisor)
-            args.grad_loss = call.input("grad_loss", grad_loss, self._acc)
-            args.grad_logits = call.gradient(grad_logits, grad_dtype)
-            call.run(lib.xent_backward, args)
-            return call.result().grad
+            size = self._info.backward_workspace_bytes
+            args = call.backward(size, targets, mask, row_weights, stats, divisor, grad_loss, grad_logits, grad_dtype)
+            return call.run(lib.xent_backward, args).grad
 
     def loss_and_grad(
         self,
@@ -247,15 +243,9 @@ class Plan:
     ) -> Result:
         """Loss and gradient in one call, for an upstream gradient known in advance; arguments as above."""
         with Call(self, logits) as call:
-            forward = call.forward_args(
-                targets, mask, row_weights, denominator, self._info.loss_and_grad_workspace_bytes
+            size = self._info.loss_and_grad_workspace_bytes
+            call.forward(
+                size, targets, mask, row_weights, denominator, loss, stats, divisor, lse, entropy, predicted, row_counts
             )
-            call.outputs(forward, loss, stats, divisor, lse, entropy, predicted, row_counts)
-            args = _abi.LossAndGradArgs(
-                struct_size=ctypes.sizeof(_abi.LossAndGradArgs),
-                forward=ctypes.pointer(forward),
-                grad_loss=call.input("grad_loss", grad_loss, self._acc),
-                grad_logits=call.gradient(grad_logits, grad_dtype),
-            )
-            call.run(lib.xent_loss_and_grad, args)
-            return call.result()
+            args = call.frame.loss_and_grad(call.upstream(grad_loss), call.gradient(grad_logits, grad_dtype))
+            return call.run(lib.xent_loss_and_grad, args)
