@@ -90,6 +90,65 @@ class CrossEntropy(torch.autograd.Function):
         return (grad, *nothing)
 
 
+def _scale(grad: torch.Tensor, factor: torch.Tensor) -> None:
+    """Multiplies every row [..., classes] of the gradient by its factor, in float32, and rounds it again."""
+    if grad.dim() == 1:
+        grad, factor = grad[None], factor[None]
+    if grad.is_cuda:
+        grad.mul_(factor[..., None])
+    elif not bool((factor == 1).all()):
+        step = max(1, (grad.shape[0] << 20) // max(grad.numel(), 1))
+        # In parts, as the CPU makes a float32 copy of what it multiplies.
+        for part, by in zip(grad.split(step), factor.split(step)):
+            part.mul_(by[..., None])
+
+
+class FusedCrossEntropy(torch.autograd.Function):
+    """As CrossEntropy, but forward writes the gradient too, for an upstream gradient of 1."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: torch.Tensor,
+        targets: torch.Tensor,
+        mask: torch.Tensor | None,
+        row_weights: torch.Tensor | None,
+        denominator: Any,
+        spec: Spec,
+        wants: Wants,
+    ) -> tuple:
+        over = spec.overwrite and not saved_tensors_are_hooked()
+        grad = logits.detach() if over else torch.empty_like(logits, requires_grad=False)
+        source = grad if over else logits
+        result = _plans.loss_and_grad(source, targets, mask, row_weights, denominator, spec, wants, grad)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(grad, targets, mask)
+        ctx.spec, ctx.spent = spec, False
+        extras = (result.lse, result.entropy, result.predicted, result.row_counts)
+        ctx.mark_non_differentiable(*(extra for extra in extras if extra is not None))
+        return result.loss, *extras
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: torch.Tensor | None, *_: Any) -> tuple:
+        nothing = (None,) * 6
+        if grad_loss is None:
+            return (None, *nothing)
+        if ctx.spent or torch.is_grad_enabled():
+            raise RuntimeError(
+                "libxent.torch.cross_entropy: with fused=True backward runs once, and without create_graph, as it "
+                "gives away the gradient that forward made; leave it out to run backward again"
+            )
+        grad, targets, mask = ctx.saved_tensors
+        ctx.spent = True
+        # A row that does not count, or whose target is no class, has gradient 0, also times infinity and NaN.
+        counts = targets != ctx.spec.ignore_index if ctx.spec.ignore_index is not None else targets == targets
+        if mask is not None:
+            counts &= mask != 0
+        classes = ctx.spec.classes or grad.shape[-1]
+        _scale(grad[..., :classes], torch.where(counts & (targets >= 0) & (targets < classes), grad_loss, 1))
+        return (grad, *nothing)
+
+
 def check_overwritable(logits: torch.Tensor) -> None:
     if any(stride == 0 and extent > 1 for stride, extent in zip(logits.stride(), logits.shape)):
         raise InvalidArgument(

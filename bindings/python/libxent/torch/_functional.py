@@ -10,7 +10,7 @@ import torch
 
 from .._library import InvalidArgument
 from . import _ops, _plans
-from ._autograd import CrossEntropy, check_overwritable
+from ._autograd import CrossEntropy, FusedCrossEntropy, check_overwritable
 from ._plans import Spec, Wants
 
 _INDEX = (torch.int64, torch.int32)
@@ -122,6 +122,7 @@ def cross_entropy(
     class_dim: int | None = None,
     empty_mean_is_nan: bool = False,
     overwrite_logits: bool = False,
+    fused: bool = False,
     return_lse: bool = False,
     return_entropy: bool = False,
     return_predicted: bool = False,
@@ -153,6 +154,10 @@ def cross_entropy(
       overwrite_logits  backward writes the gradient over the logits instead of into new memory. It then runs once, and
                        the logits' values are lost; whoever else needs them in backward gets PyTorch's error. Under
                        hooks on saved tensors (checkpointing, offloading) new memory is used all the same
+      fused            forward writes the gradient in the same pass as the loss, and backward gives it away: once.
+                       An upstream gradient other than 1 then scales it in place, which rounds it a second time, unless
+                       by a power of two: give the factors of the loss as `denominator` or `row_weights` instead. With
+                       overwrite_logits the logits' values are lost in forward. On CUDA the scaling always runs
       return_lse, return_entropy, return_predicted, return_row_counts
                        return a CrossEntropyOutput with these beside the loss; they carry no gradient
 
@@ -196,15 +201,17 @@ def cross_entropy(
         row_weights = of_class if row_weights is None else row_weights * of_class
 
     if _is_traced(logits):
-        if overwrite_logits and records and logits.requires_grad:
-            raise InvalidArgument("overwrite_logits: not supported under torch.compile and other tracing; leave it out")
+        if (overwrite_logits or fused) and records and logits.requires_grad:
+            name = "overwrite_logits" if overwrite_logits else "fused"
+            raise InvalidArgument(f"{name}: not supported under torch.compile and other tracing; leave it out")
         outputs = _ops.traced_cross_entropy(
             logits, target, mask, row_weights, _number(denominator, logits), spec, wants
         )
     elif records and (logits.requires_grad or torch.autograd.forward_ad._current_level >= 0):
         if overwrite_logits:
             check_overwritable(logits)
-        outputs = CrossEntropy.apply(logits, target, mask, row_weights, denominator, spec, wants)
+        function = FusedCrossEntropy if fused else CrossEntropy
+        outputs = function.apply(logits, target, mask, row_weights, denominator, spec, wants)
     else:
         result = _plans.forward(logits, target, mask, row_weights, denominator, spec, wants, False)
         outputs = (result.loss, result.lse, result.entropy, result.predicted, result.row_counts)
@@ -272,6 +279,7 @@ _MODULE_OPTIONS = (
     "class_dim",
     "empty_mean_is_nan",
     "overwrite_logits",
+    "fused",
     "return_lse",
     "return_entropy",
     "return_predicted",

@@ -130,3 +130,28 @@ def backward(
         grad_loss=grad_loss,
         grad_logits=grad_logits,
     )
+
+
+def loss_and_grad(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    mask: torch.Tensor | None,
+    row_weights: torch.Tensor | None,
+    denominator: Any,
+    spec: Spec,
+    wants: Wants,
+    grad_logits: torch.Tensor,
+) -> Result:
+    """The loss, and in `grad_logits` its gradient for an upstream gradient of 1."""
+    return plan_for(logits, targets, spec, wants).loss_and_grad(
+        logits,
+        targets,
+        mask=mask,
+        row_weights=row_weights,
+        denominator=denominator,
+        grad_logits=grad_logits,
+        lse=wants.lse,
+        entropy=wants.entropy,
+        predicted=wants.predicted,
+        row_counts=wants.row_counts,
+    )
