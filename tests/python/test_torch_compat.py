@@ -330,6 +330,9 @@ def test_liger_class_weights_and_refusals(rng):
     picked = torch.where(t >= 0, weight.double()[t.clamp(0)], 0)
     module = compat.LigerCrossEntropyLoss(weight)
     check(lambda x: module(x, t), lambda x: (rows(x, t) * picked).sum() / picked.sum(), x)
+    t[t == -100] = -1
+    got = compat.liger_cross_entropy(x, t, ignore_index=-1, reduction="none", return_token_accuracy=True)
+    assert not got.token_accuracy[t == -1].any()
     for make, message in (
         (lambda: compat.LigerCrossEntropyLoss(label_smoothing=1.5), "between 0.0 and 1.0"),
         (lambda: compat.LigerCrossEntropyLoss(reduction="avg"), "one of 'mean', 'sum', or 'none'"),
