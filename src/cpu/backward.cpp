@@ -7,6 +7,8 @@
 // memory; any other input or output, a streamed output and the block that holds the target pass through L1. The
 // target's column is given by the caller and replaces the block's value before the store.
 
+#include <algorithm>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/backward.cpp"
 #include "hwy/foreach_target.h"
@@ -28,10 +30,11 @@ struct GradConsts {
         offset(static_cast<A>(row.offset)),
         round(ExpConst<A>::kRound + static_cast<A>(row.lift)),
         lowest(static_cast<A>(ExpConst<A>::kLowest - row.lift * 0.69314718055994531)),
-        post(static_cast<A>(std::ldexp(1.0, row.post))),
+        up(static_cast<A>(std::ldexp(1.0, std::max(row.post, 0)))),
+        down(static_cast<A>(std::ldexp(1.0, std::min(row.post, 0)))),
         cap(static_cast<A>(math.softcap)),
         ratio(static_cast<A>(math.cap_ratio)) {}
-  A half, max_half, rest, factor, offset, round, lowest, post, cap, ratio;
+  A half, max_half, rest, factor, offset, round, lowest, up, down, cap, ratio;
 };
 
 // kPlain: scale is 1, as it always is with softcap, and multiplications by 1 are left out, by 2^post = 1 too.
@@ -47,8 +50,8 @@ HWY_INLINE V GradVector(D d, const GradConsts<hn::TFromD<D>> &c, V v) {
   }
   const V e = ExpLifted(d, u, hn::Set(d, c.round), hn::Set(d, c.lowest));
   const V grad = hn::MulSub(e, hn::Set(d, c.factor), hn::Set(d, c.offset));
-  if constexpr (kSoftcap) return hn::Mul(grad, hn::Mul(slope, hn::Set(d, c.post)));
-  if constexpr (!kPlain) return hn::Mul(grad, hn::Set(d, c.post));
+  if constexpr (kSoftcap) return hn::Mul(hn::Mul(grad, hn::Mul(slope, hn::Set(d, c.up))), hn::Set(d, c.down));
+  if constexpr (!kPlain) return hn::Mul(grad, hn::Set(d, c.up * c.down));
   return grad;
 }
 

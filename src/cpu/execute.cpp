@@ -8,6 +8,7 @@
 // at the end by one thread.
 
 #include <algorithm>
+#include <climits>
 #include <cstring>
 
 #include "cpu/plan.hpp"
@@ -228,7 +229,7 @@ class Call {
       divisor_ = acc(pairwise_sum(0, problem_.rows, weight));
     }
     divides_ = mean || present(problem_.denominator);
-    if (present(problem_.denominator)) divisor_ = acc(read_number(problem_.denominator, 0));
+    if (present(problem_.denominator)) divisor_ = read_rounded(problem_.denominator, 0, plan_.acc_is_double);
     nan_mean_ = mean && options_.empty_mean_is_nan != 0 && ignored == problem_.rows;
     if (present(problem_.row_counts)) {
       const int64_t step = problem_.row_counts.col_stride;
@@ -295,11 +296,17 @@ class Call {
     const Wide factor = f * loss_slope / stats.sum;
     out->max = stats.max;
     const Wide offset = eps != 0 ? f * eps / static_cast<Wide>(options_.classes) : 0;
-    // Beside a small upstream gradient a large slope must not magnify what the exponential flushes to 0.
+    // Beside a small upstream gradient a large slope must not magnify what the exponential flushes to 0, as far as the
+    // gradient's type shows it.
     const Wide slope = loss_slope * options_.logit_scale / stats.sum;
-    out->lift = std::clamp(std::max(exponent(factor), exponent(slope)), 0, 100);
+    const int shown = std::min(exponent(slope), exponent(factor) + (plan_.acc_is_double ? 60 : 30));
+    out->lift = std::clamp(std::max(exponent(factor), shown), 0, 100);
     const int most = plan_.acc_is_double ? 1022 : 126;
     out->post = std::clamp(std::max(exponent(factor), exponent(offset)) - most, 0, most);
+    // No factor is subnormal, nor with softcap what its slope multiplies: a gradient that is one is rounded once.
+    const int least = plan_.acc_is_double ? -900 : math_.softcap != 0 ? -24 : -100;
+    const int size = std::max(exponent(factor, INT_MIN), exponent(offset, INT_MIN));
+    if (size < least && size != INT_MIN) out->post = std::max(size, -most);
     out->factor = shrunk(factor, out->lift + out->post);
     out->offset = shrunk(offset, out->post);
     out->target = what.target;
@@ -309,7 +316,9 @@ class Call {
     return true;
   }
 
-  static int exponent(Wide value) { return std::isfinite(value) && value != 0 ? std::ilogb(value) : 0; }
+  static int exponent(Wide value, int otherwise = 0) {
+    return std::isfinite(value) && value != 0 ? std::ilogb(value) : otherwise;
+  }
 
   // value * 2^-by; a number stays one.
   double shrunk(Wide value, int by) const {

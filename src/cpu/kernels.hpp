@@ -131,14 +131,15 @@ inline int64_t slice_columns(int64_t classes) {
 
 // One row's gradient: (exp(scale * (v_i - max)) * 2^lift * factor - offset) * 2^post * dz/dx, but for `target`'s, which
 // is given. A large factor (z-loss) gives its exponent to `lift`, so that neither it overflows nor the small
-// exponentials vanish; what is larger still, to `post`, so that no difference of infinities comes of it. Both factors
-// are numbers of acc, unless the upstream gradient or a weight is not one.
+// exponentials vanish; what is larger still, to `post`, so that no difference of infinities comes of it; a small one
+// too, so that what is subnormal is rounded once. Both factors are numbers of acc, unless the upstream gradient or a
+// weight is not one.
 struct GradRow {
   double max;
   double factor;
   double offset;
   int lift;  // 0 .. 100
-  int post;  // 0 .. the largest exponent of acc, less 1
+  int post;  // up to the largest exponent of acc, less 1, either way
   int64_t target;
   double target_grad;
 };

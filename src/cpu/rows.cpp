@@ -51,6 +51,12 @@ double read_number(const xent_view &view, int64_t offset) {
   return static_cast<double>(load<int64_t>(view, offset));
 }
 
+double read_rounded(const xent_view &view, int64_t offset, bool to_double) {
+  if (to_double) return read_number(view, offset);
+  if (is_i64(view.dtype)) return static_cast<float>(load<int64_t>(view, offset));
+  return static_cast<float>(read_number(view, offset));
+}
+
 void write_number(const xent_view &view, int64_t offset, double value) {
   if (is_f64(view.dtype)) {
     store(view, offset, value);

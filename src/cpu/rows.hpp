@@ -14,6 +14,8 @@ namespace xent::cpu {
 
 // A number at element `offset` of a view, of any type that xent.h allows.
 double read_number(const xent_view &view, int64_t offset);
+// Rounded once, to float32 or float64: an int64 fits neither.
+double read_rounded(const xent_view &view, int64_t offset, bool to_double);
 void write_number(const xent_view &view, int64_t offset, double value);    // float32 or float64
 void write_integer(const xent_view &view, int64_t offset, int64_t value);  // int32 or int64
 

@@ -190,3 +190,12 @@ def test_the_callers_traps_and_flags_are_left_alone():
     # A trap would kill the process.
     done = subprocess.run([sys.executable, "-c", TRAPS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("value", [2**24 + 1, 2**53 + 1, 2**60 + 2**36 + 1, -(2**62) - 2**38 - 1, 2**63 - 1])
+def test_an_integer_denominator_is_rounded_once(dtype, value):
+    x = np.array([[1, 2, 3], [3, 2, 1]], dtype)
+    plan = libxent.Plan(max_rows=2, vocab=3, logits_dtype=dtype, reduction="sum")
+    saved = plan.forward(x, np.array([0, 1]), denominator=value)
+    assert saved.divisor.dtype == dtype and saved.divisor == np.array(value, np.int64).astype(dtype)
