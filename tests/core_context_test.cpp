@@ -58,7 +58,7 @@ TEST_F(ContextTest, PlanInfoIsTheBackends) {
   EXPECT_EQ(info.alignment, 64u);
   EXPECT_EQ(info.capabilities, uint32_t{XENT_CAP_ONE_PASS});
   EXPECT_STREQ(info.backend_name, "fake");
-  EXPECT_EQ(info.reserved, 0);
+  EXPECT_EQ(info.partial_width, 0);
   xent_plan_destroy(plan);
 }
 

@@ -163,6 +163,29 @@ TEST_F(PluginTest, TheCurrentFolderIsNeverSearched) {
   EXPECT_EQ(chdir(before), 0);
 }
 
+TEST_F(PluginTest, ABackendWithoutPartialServesNoSplitVocabulary) {
+  ASSERT_EQ(load(kPlugins + "/reference.so"), XENT_OK) << err.message;  // preferred, but without partial
+  const int64_t offsets[] = {0, 5, 8};
+  const auto served = [&](int32_t ranks) {
+    xent_plan_desc desc{};
+    desc.struct_size = sizeof desc;
+    desc.vocab = ranks == 0 ? 8 : 5;
+    desc.max_rows = 4;
+    desc.ranks = ranks;
+    desc.class_offsets = ranks == 0 ? nullptr : offsets;
+    xent_plan *plan = nullptr;
+    EXPECT_EQ(xent_plan_create(ctx, &desc, &plan, &err), XENT_OK) << err.message;
+    xent_plan_info info{};
+    info.struct_size = sizeof info;
+    EXPECT_EQ(xent_plan_get_info(plan, &info, &err), XENT_OK) << err.message;
+    const std::string name = info.backend_name;
+    xent_plan_destroy(plan);
+    return name;
+  };
+  EXPECT_EQ(served(0), "reference.cpu");
+  EXPECT_EQ(served(2), "cpu");
+}
+
 TEST_F(PluginTest, CudaIsLoadedOnDemand) {
   Folder folder;
   folder.link(kPlugins + "/fake_cuda.so", "libxent_cuda.so");

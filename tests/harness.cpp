@@ -20,7 +20,18 @@ std::vector<int64_t> scalar_shape(const Problem &p) {
   return p.scalar_as_one_element ? std::vector<int64_t>{1} : std::vector<int64_t>{};
 }
 
+Problem without_values(const Problem &p) {
+  Problem q = p;
+  q.logits.clear();
+  q.targets.clear();
+  return q;
+}
+
 }  // namespace
+
+int64_t partial_width(const Problem &p) {
+  return 3 + (p.label_smoothing != 0 ? 1 : 0) + (p.entropy ? 1 : 0) + (p.predicted ? 1 : 0);
+}
 
 uint64_t seed() {
   static const uint64_t value = [] {
@@ -90,6 +101,13 @@ std::string Problem::describe() const {
     real("first", upstream->v.empty() ? 0 : upstream->v[0]);
   }
   if (empty_mean_is_nan) s += ", EMPTY_MEAN_IS_NAN";
+  if (!split.empty()) {
+    s += ", ranks at (";
+    for (const int64_t d : split.offsets) s += std::to_string(d) + " ";
+    s += ") padded by (";
+    for (const int64_t d : split.padding) s += std::to_string(d) + " ";
+    s += ")";
+  }
   if (overwrite) s += ", overwrite";
   if (interleave != 0) s += ", interleaved";
   if (threads != 0) s += ", threads " + std::to_string(threads);
@@ -129,13 +147,19 @@ std::shared_ptr<xent_plan> make_plan(const Problem &p, xent_error *err) {
   desc.z_loss = p.z_loss;
   desc.softcap = p.softcap;
   desc.logit_scale = p.logit_scale;
+  if (!p.class_offsets.empty()) {
+    desc.class_offsets = p.class_offsets.data();
+    desc.rank = p.rank;
+    desc.ranks = static_cast<int32_t>(p.class_offsets.size()) - 1;
+    desc.comm = p.comm;
+  }
   xent_plan *plan = nullptr;
   if (xent_plan_create(context_with(p.threads), &desc, &plan, err) != XENT_OK) return nullptr;
   return {plan, xent_plan_destroy};
 }
 
 Session::Session(const Problem &p, Device *device, std::shared_ptr<xent_plan> plan, void *stream)
-    : device_(device), stream_(stream), plan_(std::move(plan)), overwrite_(p.overwrite) {
+    : device_(device), stream_(stream), plan_(std::move(plan)), shape_(without_values(p)) {
   xent_error err = {};
   err.struct_size = sizeof(err);
   if (!plan_) plan_ = make_plan(p, &err);
@@ -225,7 +249,38 @@ void Session::upload(const Problem &p) {
   workspace_->upload();
 }
 
-xent_status Session::enqueue(Mode mode, xent_error *err) {
+void Session::share_partials(std::shared_ptr<Memory> partials, int32_t ranks) {
+  const int64_t rows = shape_.rows(), width = partial_width(shape_);
+  partial_ =
+      Tensor(partials, shape_.acc(), {rows, width}, {width, 1}, shape_.rank * rows * width * size_of(shape_.acc()));
+  partials_ = Tensor(partials, shape_.acc(), {ranks, rows, width}, {rows * width, width, 1}, 0);
+}
+
+xent_status Session::enqueue_partial(xent_error *err) {
+  const xent_forward_args f = forward_args();
+  xent_partial_args a = {};
+  a.struct_size = sizeof(a);
+  a.stream = f.stream;
+  a.workspace = f.workspace;
+  a.workspace_bytes = f.workspace_bytes;
+  a.logits = f.logits;
+  a.targets = f.targets;
+  a.mask = f.mask;
+  a.partial = partial_.dl();
+  return xent_forward_partial(plan_.get(), &a, err);
+}
+
+xent_status Session::enqueue_combine(xent_error *err) {
+  xent_forward_args f = forward_args();
+  f.logits = nullptr;
+  xent_combine_args a = {};
+  a.struct_size = sizeof(a);
+  a.forward = &f;
+  a.partials = partials_.dl();
+  return xent_forward_combine(plan_.get(), &a, err);
+}
+
+xent_forward_args Session::forward_args() const {
   xent_forward_args f = {};
   f.struct_size = sizeof(f);
   f.stream = stream_;
@@ -243,6 +298,11 @@ xent_status Session::enqueue(Mode mode, xent_error *err) {
   f.entropy = entropy_.dl();
   f.predicted = predicted_.dl();
   f.row_counts = counts_.dl();
+  return f;
+}
+
+xent_status Session::enqueue(Mode mode, xent_error *err) {
+  const xent_forward_args f = forward_args();
   if (mode == Mode::kLossAndGrad) {
     xent_loss_and_grad_args a = {};
     a.struct_size = sizeof(a);
@@ -253,6 +313,11 @@ xent_status Session::enqueue(Mode mode, xent_error *err) {
   }
   const xent_status status = xent_forward(plan_.get(), &f, err);
   if (status != XENT_OK || mode == Mode::kForward) return status;
+  return enqueue_backward(err);
+}
+
+xent_status Session::enqueue_backward(xent_error *err) {
+  const xent_forward_args f = forward_args();
   xent_backward_args b = {};
   b.struct_size = sizeof(b);
   b.stream = stream_;

@@ -40,6 +40,13 @@ struct Values {
   std::vector<double> v;
 };
 
+// A vocabulary split over ranks, see ranks.hpp. Empty: not split.
+struct Split {
+  std::vector<int64_t> offsets;  // [ranks + 1]
+  std::vector<int64_t> padding;  // [ranks], columns beyond each shard's real ones
+  bool empty() const { return padding.empty(); }
+};
+
 struct Problem {
   Backend backend = Backend::kCpu;
   DLDataType dtype = kF32;  // of the logits
@@ -69,9 +76,17 @@ struct Problem {
 
   Layout logits_layout, grad_layout, targets_layout, mask_layout, weights_layout, row_output_layout, upstream_layout;
   bool overwrite = false;  // gradient in the logits' storage
+  // The whole of a split problem: to be cut into shards. Its vocab is its classes.
+  Split split;
+  // One shard: what its plan is told.
+  std::vector<int64_t> class_offsets;
+  int32_t rank = 0;
+  xent_comm *comm = nullptr;
+
   int64_t interleave = 0;  // > 0: logits and gradient share rows of this many elements, side by side
 
   int64_t rows() const;
+  // Of a whole problem.
   int64_t real_classes() const { return classes == 0 ? vocab : classes; }
   DLDataType acc() const { return dtype == kF64 ? kF64 : kF32; }
   bool divides() const { return reduction != XENT_REDUCTION_NONE && (reduction == XENT_REDUCTION_MEAN || denominator); }
@@ -83,6 +98,7 @@ struct Problem {
 struct Result {
   std::vector<uint64_t> loss, stats, divisor, lse, entropy, predicted, counts, grad;
 };
+int64_t partial_width(const Problem &p);
 bool operator==(const Result &a, const Result &b);
 
 enum class Mode { kForward, kForwardBackward, kLossAndGrad };
@@ -95,6 +111,11 @@ class Session {
   // The contents of `problem`, of the same shapes, types and options, to the device; outputs poisoned.
   void upload(const Problem &problem);
   xent_status enqueue(Mode mode, xent_error *err);
+  // A shard's calls one by one, with partials [ranks, rows, width] that all ranks share.
+  void share_partials(std::shared_ptr<Memory> partials, int32_t ranks);
+  xent_status enqueue_partial(xent_error *err);
+  xent_status enqueue_combine(xent_error *err);
+  xent_status enqueue_backward(xent_error *err);
   // Fetches the outputs; a write outside of them, or to an input, is a test failure.
   Result collect();
 
@@ -103,13 +124,15 @@ class Session {
   const std::shared_ptr<xent_plan> &plan() const { return plan_; }
 
  private:
+  xent_forward_args forward_args() const;
   std::vector<Tensor *> inputs();
   std::vector<Tensor *> outputs();
 
   Device *device_;
   void *stream_;
   std::shared_ptr<xent_plan> plan_;
-  bool overwrite_;
+  Problem shape_;  // without values
+  Tensor partial_, partials_;
   Tensor logits_, targets_, mask_, weights_, denominator_, upstream_;
   Tensor loss_, stats_, divisor_, lse_, entropy_, predicted_, counts_, grad_;
   std::unique_ptr<Memory> workspace_;

@@ -138,7 +138,12 @@ class Generator:
         for field in filter(None, (part.strip() for part in body.split(";"))):
             if match := re.fullmatch(r"(\w+) \(\*(\w+)\)\((.*)\)", field):
                 result = "None" if match[1] == "void" else self.ctype(match[1], 0)
-                lines.append((match[2], f"ctypes.CFUNCTYPE({', '.join([result, *self.parameters(match[3])])})"))
+                arguments = [result, *self.parameters(match[3])]
+                ctype = f"ctypes.CFUNCTYPE({', '.join(arguments)})"
+                if len(match[2]) + len(ctype) > 120 - len('        ("", ),'):
+                    inner = "".join(f"                {argument},\n" for argument in arguments)
+                    ctype = f"\n            ctypes.CFUNCTYPE(\n{inner}            ),\n        "
+                lines.append((match[2], ctype))
             elif match := re.fullmatch(r"char (\w+)\[(\d+)\]", field):
                 lines.append((match[1], f"ctypes.c_char * {match[2]}"))
             else:
@@ -148,7 +153,10 @@ class Generator:
         yield f"class {pascal(name)}(ctypes.Structure):"
         yield "    _fields_ = ["
         for field_name, ctype in lines:
-            yield f'        ("{field_name}", {ctype}),'
+            if ctype.startswith("\n"):
+                yield f'        (\n            "{field_name}",{ctype}),'
+            else:
+                yield f'        ("{field_name}", {ctype}),'
         yield "    ]"
 
     def generate(self):

@@ -10,6 +10,10 @@
  *     xent_context_create -> xent_plan_create -> xent_forward -> xent_backward
  *                         -> xent_plan_destroy -> xent_context_destroy
  *
+ * The vocabulary may be split over ranks ("vocab-parallel", see xent_plan_desc::ranks): each rank
+ * holds some columns of the same rows, one all-gather of 12 to 24 bytes a row joins them in forward,
+ * and backward needs none.
+ *
  * What is computed. For a row with logits x over K classes and target t:
  *
  *     z_i  = logit_scale * x_i                                 without softcap
@@ -30,8 +34,8 @@
  * Contract shared by every function below
  *   - It never throws, aborts, prints, installs handlers or changes the caller's current device.
  *   - Bad arguments give a status and a message naming the argument, the value and the rule; then no
- *     output is written, no device work starts and nothing is left to free. After DEVICE_ERROR and
- *     INTERNAL the outputs are undefined.
+ *     output is written, no device work starts and nothing is left to free. After DEVICE_ERROR,
+ *     COMM_ERROR and INTERNAL the outputs are undefined.
  *   - `err` may be NULL. Otherwise set err->struct_size; it is written on failure only.
  *   - Structs carry their size in struct_size = sizeof(the struct) and must be zeroed first. Zero
  *     means "default" in every field. A struct that is longer than the library knows is accepted
@@ -81,7 +85,7 @@ enum {
   XENT_WORKSPACE_TOO_SMALL = 4,
   XENT_OUT_OF_MEMORY = 5,
   XENT_DEVICE_ERROR = 6, /* xent_error::native_code holds the cudaError_t */
-  XENT_COMM_ERROR = 7,   /* reserved for split vocabularies */
+  XENT_COMM_ERROR = 7,   /* xent_error::native_code holds the ncclResult_t, or what the callback set */
   XENT_PLUGIN_ERROR = 8,
   XENT_INTERNAL = 9
 };
@@ -118,7 +122,7 @@ typedef struct xent_context_desc {
 
 /* `desc` NULL: all defaults. On success *out owns one reference. */
 XENT_API xent_status xent_context_create(const xent_context_desc *desc, xent_context **out, xent_error *err);
-/* Plans keep their context alive, so a context may be destroyed before them. */
+/* Plans and communicators keep their context alive, so a context may be destroyed before them. */
 XENT_API void xent_context_destroy(xent_context *ctx);
 
 /* Loads a backend plugin. `path` with a '/' is a file; without, "cuda" means libxent_cuda.so in the
@@ -129,6 +133,46 @@ XENT_API xent_status xent_backend_load(xent_context *ctx, const char *path, xent
 XENT_API size_t xent_backend_count(const xent_context *ctx);
 /* NULL when index >= xent_backend_count(ctx). Lives as long as the context. */
 XENT_API const char *xent_backend_name(const xent_context *ctx, size_t index);
+
+/* ---- Communicator: the all-gather of a split vocabulary --------------------------------------- */
+
+typedef struct xent_comm xent_comm;
+
+enum { XENT_COMM_GRAPH_CAPTURE = 1u << 0 }; /* all_gather may be captured in a CUDA graph */
+
+/* A communicator made of callbacks: MPI, threads of one process, a framework's process group. A
+ * callback that fails returns a status other than XENT_OK and may fill `err` (never NULL, set up);
+ * the call that needed it then gives XENT_COMM_ERROR. */
+typedef struct xent_comm_desc {
+  size_t struct_size;
+  const void *next; /* must be NULL */
+  DLDevice device;  /* whose memory all_gather moves. All zero: {kDLCPU, 0} */
+  int32_t rank;     /* of the caller, 0 .. ranks - 1 */
+  int32_t ranks;    /* 1 .. 65536 */
+  void *user;
+  /* Each rank gives `bytes` at `send`; every rank gets all of them, ranks * bytes in rank order, at
+   * `recv`. The two do not overlap. CUDA: ordered on `stream`, without a host synchronisation where
+   * the calls shall have none. CPU: `stream` is NULL, and the data are there when it returns. Waits no
+   * longer than the communicator's own timeout. */
+  xent_status (*all_gather)(void *user, const void *send, void *recv, size_t bytes, void *stream, xent_error *err);
+  /* Optional: reports a failure that showed after all_gather had returned. Must not wait. */
+  xent_status (*async_error)(void *user, xent_error *err);
+  void (*release)(void *user); /* optional; called once, when the communicator and its plans are gone */
+  uint32_t flags;              /* XENT_COMM_* */
+  uint32_t reserved;           /* must be 0 */
+} xent_comm_desc;
+
+/* After its first failure a communicator is spent: every call of its plans gives XENT_COMM_ERROR. Make
+ * a new communicator and a new plan with it. */
+XENT_API xent_status xent_comm_create(xent_context *ctx, const xent_comm_desc *desc, xent_comm **out, xent_error *err);
+/* Wraps a borrowed ncclComm_t, which must outlive the plans that use it. `nccl_library` is a dlopen
+ * handle of the libnccl that made it; NULL: the one that this process has loaded. Rank, number of
+ * ranks and device are asked of NCCL. May be captured in a CUDA graph. Not to be used while a group
+ * of ncclGroupStart is open. */
+XENT_API xent_status xent_comm_from_nccl(xent_context *ctx, void *nccl_comm, void *nccl_library, xent_comm **out,
+                                         xent_error *err);
+/* Plans keep their communicator alive. */
+XENT_API void xent_comm_destroy(xent_comm *comm);
 
 /* ---- Plan: what to compute -------------------------------------------------------------------- */
 
@@ -151,8 +195,9 @@ typedef struct xent_plan_desc {
   DLDataType logits_dtype; /* float32, float16, bfloat16; on the CPU also float64. All zero: float32 */
   DLDataType target_dtype; /* int32 or int64. All zero: int64 */
   int64_t max_rows;        /* a call may use any 0 <= rows <= max_rows */
-  int64_t vocab;           /* columns of the logits, >= 1, padding included */
-  int64_t classes;         /* real classes K <= vocab; the columns beyond get gradient 0. 0: vocab */
+  int64_t vocab;           /* columns of the logits, >= 1 (split: >= 0), padding included */
+  int64_t classes;         /* real classes K <= vocab; the columns beyond get gradient 0. 0: vocab. Split: 0,
+                              or K = class_offsets[ranks] */
   int64_t ignore_index;    /* any int64; needs XENT_PLAN_IGNORE_INDEX */
   uint32_t flags;          /* XENT_PLAN_* */
   int32_t reduction;       /* XENT_REDUCTION_* */
@@ -160,6 +205,16 @@ typedef struct xent_plan_desc {
   double z_loss;           /* weight of lse^2, >= 0 */
   double softcap;          /* > 0, or 0: off; logit_scale / softcap must be a normal number of the arithmetic */
   double logit_scale;      /* > 0; 0 means 1 */
+  /* A vocabulary split over ranks. Rank r holds the classes [class_offsets[r], class_offsets[r + 1]) in
+   * its first columns, in order; shards may be uneven or empty, and columns beyond are padding. All but
+   * vocab, rank and comm must be the same on every rank, and so must be the rows, targets, masks,
+   * weights and denominators of a call: targets are global. Logits of K or more columns are refused
+   * where a rank holds only some of the classes: they are gathered already. */
+  const int64_t *class_offsets; /* [ranks + 1], from 0 to K, not decreasing; copied. NULL: not split */
+  int32_t rank;                 /* 0 .. ranks - 1 */
+  int32_t ranks;                /* 0: not split. At most 65536 */
+  xent_comm *comm;              /* of the same rank, ranks and device; kept alive. NULL: not split, or the caller runs
+                                   the all-gather between xent_forward_partial and xent_forward_combine */
 } xent_plan_desc;
 
 enum {
@@ -169,14 +224,14 @@ enum {
 
 typedef struct xent_plan_info { /* the caller sets struct_size; the library fills what fits */
   size_t struct_size;
-  size_t forward_workspace_bytes; /* for max_rows rows, like the next two */
+  size_t forward_workspace_bytes; /* for max_rows rows, like the next two; of partial and combine too */
   size_t backward_workspace_bytes;
   size_t loss_and_grad_workspace_bytes;
   size_t saved_bytes;       /* what must live between forward and backward, logits and targets apart */
   size_t alignment;         /* of the workspace, in bytes */
   const char *backend_name; /* lives as long as the plan */
   uint32_t capabilities;    /* XENT_CAP_* */
-  int32_t reserved;         /* 0 */
+  int32_t partial_width;    /* split: numbers a row of a partial, 3 to 6. Not split: 0 */
 } xent_plan_info;
 
 /* Checks the description, picks the backend and loads all that the plan may launch: slow, may
@@ -201,7 +256,7 @@ typedef struct xent_forward_args {
   void *workspace;  /* on the plan's device, aligned to xent_plan_info::alignment; contents arbitrary */
   size_t workspace_bytes;
   const DLTensor *logits;      /* in  [..., vocab]; never written */
-  const DLTensor *targets;     /* in  [...] target_dtype */
+  const DLTensor *targets;     /* in  [...] target_dtype; global where the vocabulary is split */
   const DLTensor *mask;        /* in  [...] bool, uint8, int32, int64 or float32, optional: 0 means ignored */
   const DLTensor *row_weights; /* in  [...] acc, optional */
   const DLTensor *denominator; /* in  [] float32, int32 or int64, optional: divides SUM or MEAN; 0 gives 0 */
@@ -213,7 +268,8 @@ typedef struct xent_forward_args {
   const DLTensor *lse;         /* out [...] acc, optional, like all that follow; 0 for ignored rows */
   const DLTensor *entropy;     /* out [...] acc, in nats; needs XENT_PLAN_ENTROPY; 0 for ignored rows */
   const DLTensor *predicted;   /* out [...] int32 or int64: lowest index of the largest logit; needs
-                                  XENT_PLAN_PREDICTED; -1 for ignored rows and rows without a finite softmax */
+                                  XENT_PLAN_PREDICTED; -1 for ignored rows and rows without a finite softmax;
+                                  global where the vocabulary is split */
   const DLTensor *row_counts;  /* out [3] int32 or int64: counted, ignored, out of range */
 } xent_forward_args;
 
@@ -235,6 +291,10 @@ typedef struct xent_backward_args {
                                   exactly their storage and strides (needs XENT_PLAN_OVERWRITE_LOGITS) */
 } xent_backward_args;
 
+/* Over more than one rank, forward and loss_and_grad need a communicator in the plan and are called by
+ * every rank in the same order; what they write, the gradient apart, has the same bits on every rank.
+ * A rank that does not call leaves the others waiting for the communicator's timeout. backward needs
+ * none: each rank writes the gradient of its own columns. One rank computes as if there were no split. */
 XENT_API xent_status xent_forward(const xent_plan *plan, const xent_forward_args *args, xent_error *err);
 XENT_API xent_status xent_backward(const xent_plan *plan, const xent_backward_args *args, xent_error *err);
 
@@ -249,6 +309,33 @@ typedef struct xent_loss_and_grad_args {
 } xent_loss_and_grad_args;
 
 XENT_API xent_status xent_loss_and_grad(const xent_plan *plan, const xent_loss_and_grad_args *args, xent_error *err);
+
+/* A split vocabulary with the caller's own collective (torch.distributed, XLA, MPI), in place of
+ * xent_forward: each rank writes its partial, the caller all-gathers them in rank order, every rank
+ * combines all of them. What a partial holds is the business of one build of the library: the ranks run
+ * the same one on the same kind of device. Its numbers may be any bits; they are to be copied, not
+ * computed with. */
+typedef struct xent_partial_args {
+  size_t struct_size;
+  const void *next;
+  void *stream; /* as in xent_forward_args, like the next five */
+  void *workspace;
+  size_t workspace_bytes;
+  const DLTensor *logits;
+  const DLTensor *targets;
+  const DLTensor *mask;
+  const DLTensor *partial; /* out [rows, partial_width] acc */
+} xent_partial_args;
+
+typedef struct xent_combine_args {
+  size_t struct_size;
+  const void *next;
+  const xent_forward_args *forward; /* as for xent_forward, but for logits: NULL. [...] is the targets' shape */
+  const DLTensor *partials;         /* in [ranks, rows, partial_width] acc */
+} xent_combine_args;
+
+XENT_API xent_status xent_forward_partial(const xent_plan *plan, const xent_partial_args *args, xent_error *err);
+XENT_API xent_status xent_forward_combine(const xent_plan *plan, const xent_combine_args *args, xent_error *err);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -10,7 +10,8 @@
  * problems are append-only.
  *
  * The core has checked every tensor before a backend sees it: a backend receives resolved options
- * and views, never descriptors or DLTensors, and checks nothing again. What it must compute is in
+ * and views, never descriptors, DLTensors or communicators, and checks nothing again. With a
+ * communicator in the plan the core itself runs partial, all-gather and combine. What it must compute is in
  * xent.h and holds bit by bit: results of a row must not depend on the other rows, on the number of
  * threads or on addresses. Entries may be called from many threads at once. Nothing may throw across
  * this boundary.
@@ -48,7 +49,8 @@ typedef struct xent_view {
   int32_t rank; /* leading dimensions left, 0 .. XENT_MAX_LEADING_DIMS */
   int64_t shape[XENT_MAX_LEADING_DIMS];
   int64_t stride[XENT_MAX_LEADING_DIMS];
-  int64_t col_stride; /* logits, grad_logits: vocabulary axis; stats: its two numbers; row_counts: its three */
+  int64_t col_stride; /* logits, grad_logits: vocabulary axis; stats: its two numbers; row_counts: its three;
+                         partial: its partial_width */
 } xent_view;
 
 /* The plan's options, resolved: defaults filled in, flags turned into values. */
@@ -58,8 +60,10 @@ typedef struct xent_options {
   DLDataType logits_dtype;
   DLDataType target_dtype;
   int64_t max_rows;
-  int64_t vocab;   /* columns */
-  int64_t classes; /* real columns, 1 .. vocab */
+  int64_t vocab;       /* columns of the logits; 0 only where the vocabulary is split */
+  int64_t columns;     /* of them real, 0 .. vocab; the first ones */
+  int64_t classes;     /* K >= 1: columns, or those of all ranks together */
+  int64_t class_begin; /* the class of column 0 */
   int64_t ignore_index;
   int32_t has_ignore_index;
   int32_t reduction;
@@ -71,6 +75,9 @@ typedef struct xent_options {
   double z_loss;
   double softcap; /* 0: off */
   double logit_scale;
+  const int64_t *class_offsets; /* [ranks + 1]; NULL where the vocabulary is not split */
+  int32_t rank;
+  int32_t ranks; /* 0: the vocabulary is not split */
 } xent_options;
 
 /* One call. A backend reads what its operation names. */
@@ -85,6 +92,7 @@ typedef struct xent_problem {
   xent_view loss, stats, divisor, lse, entropy, predicted, row_counts;
   xent_view grad_loss; /* data NULL: 1 */
   xent_view grad_logits;
+  xent_view partial; /* row r of `partial`; row rank * rows + r of the partials that `combine` reads */
 } xent_problem;
 
 typedef struct xent_backend_api {
@@ -104,6 +112,13 @@ typedef struct xent_backend_api {
   xent_status (*forward)(void *self, void *plan, const xent_problem *problem, xent_error *err);
   xent_status (*backward)(void *self, void *plan, const xent_problem *problem, xent_error *err);
   xent_status (*loss_and_grad)(void *self, void *plan, const xent_problem *problem, xent_error *err);
+  /* Both, or neither where the backend serves no split vocabulary. `partial` reads logits, targets and
+   * mask and writes 3 + (label_smoothing != 0) + entropy + predicted numbers of acc a row; `combine`
+   * reads those of all ranks and everything that `forward` reads but the logits, and writes what
+   * `forward` writes. Over several ranks `forward` and `loss_and_grad` are not called. The workspace of
+   * both is `forward`'s. */
+  xent_status (*partial)(void *self, void *plan, const xent_problem *problem, xent_error *err);
+  xent_status (*combine)(void *self, void *plan, const xent_problem *problem, xent_error *err);
   void (*release)(void *self); /* optional; called once, when the context and all its plans are gone */
   /* append here and raise XENT_PLUGIN_ABI_MINOR */
 } xent_backend_api;

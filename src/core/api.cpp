@@ -9,6 +9,7 @@
 #include <new>
 
 #include "common/error.hpp"
+#include "core/comm.hpp"
 #include "core/context.hpp"
 #include "core/execute.hpp"
 #include "core/plan.hpp"
@@ -99,6 +100,32 @@ const char *xent_backend_name(const xent_context *ctx, size_t index) {
   return backend == nullptr ? nullptr : backend->api.name;
 }
 
+xent_status xent_comm_create(xent_context *ctx, const xent_comm_desc *desc, xent_comm **out, xent_error *err) {
+  constexpr char function[] = "xent_comm_create";
+  return guarded(function, err, [&] {
+    if (ctx == nullptr) return xent::fail(err, XENT_INVALID_ARGUMENT, "%s: ctx: is NULL", function);
+    if (out == nullptr) return xent::fail(err, XENT_INVALID_ARGUMENT, "%s: out: is NULL", function);
+    xent_comm_desc copy{};
+    if (const xent_status status = xent::read_struct(function, "desc", desc, &copy, err)) return status;
+    return xent_comm::create(function, ctx, copy, out, err);
+  });
+}
+
+xent_status xent_comm_from_nccl(xent_context *ctx, void *nccl_comm, void *nccl_library, xent_comm **out,
+                                xent_error *err) {
+  constexpr char function[] = "xent_comm_from_nccl";
+  return guarded(function, err, [&] {
+    if (ctx == nullptr) return xent::fail(err, XENT_INVALID_ARGUMENT, "%s: ctx: is NULL", function);
+    if (nccl_comm == nullptr) return xent::fail(err, XENT_INVALID_ARGUMENT, "%s: nccl_comm: is NULL", function);
+    if (out == nullptr) return xent::fail(err, XENT_INVALID_ARGUMENT, "%s: out: is NULL", function);
+    return xent::comm_from_nccl(function, ctx, nccl_comm, nccl_library, out, err);
+  });
+}
+
+void xent_comm_destroy(xent_comm *comm) {
+  if (comm != nullptr) comm->release();
+}
+
 xent_status xent_plan_create(xent_context *ctx, const xent_plan_desc *desc, xent_plan **out, xent_error *err) {
   return guarded("xent_plan_create", err, [&] { return xent::create_plan(ctx, desc, out, err); });
 }
@@ -123,4 +150,12 @@ xent_status xent_backward(const xent_plan *plan, const xent_backward_args *args,
 
 xent_status xent_loss_and_grad(const xent_plan *plan, const xent_loss_and_grad_args *args, xent_error *err) {
   return guarded("xent_loss_and_grad", err, [&] { return xent::loss_and_grad(plan, args, err); });
+}
+
+xent_status xent_forward_partial(const xent_plan *plan, const xent_partial_args *args, xent_error *err) {
+  return guarded("xent_forward_partial", err, [&] { return xent::forward_partial(plan, args, err); });
+}
+
+xent_status xent_forward_combine(const xent_plan *plan, const xent_combine_args *args, xent_error *err) {
+  return guarded("xent_forward_combine", err, [&] { return xent::forward_combine(plan, args, err); });
 }

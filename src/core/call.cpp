@@ -53,9 +53,11 @@ void Call::workspace(void *data, size_t bytes, size_t needed) {
 
 void Call::record(const char *name, const xent_view *view, Form form, bool written) {
   if (!present(*view)) return;
+  const bool partial = form == Form::kPartial || form == Form::kPartials;
   const int64_t columns = form == Form::kMatrix   ? options().vocab
                           : form == Form::kPairs  ? 2
                           : form == Form::kTriple ? 3
+                          : partial               ? partial_width(options())
                                                   : 1;
   accesses_[count_++] = Access{name, Region{view, columns}, written};
 }
@@ -70,6 +72,18 @@ void Call::logits(const DLTensor *tensor) {
   if (failed()) return;
   problem_.rows = reader_.rows();
   record("logits", &problem_.logits, Form::kMatrix, false);
+}
+
+void Call::first_rows(const TensorRule &rule, const DLTensor *tensor, xent_view *view) {
+  if (failed()) return;
+  if (tensor == nullptr) {
+    status_ = fail(err_, XENT_INVALID_ARGUMENT, "%s: %s: is NULL; it is required", function_, rule.name);
+    return;
+  }
+  status_ = reader_.read_first_rows(rule, *tensor, view);
+  if (failed()) return;
+  problem_.rows = reader_.rows();
+  record(rule.name, view, rule.form, false);
 }
 
 void Call::tensor(const TensorRule &rule, Need need, const DLTensor *tensor, xent_view *view, bool written) {
@@ -143,9 +157,12 @@ xent_status Call::check_disjoint() {
   return XENT_OK;
 }
 
-xent_status Call::run(Entry entry) {
+xent_status Call::check() {
   if (!failed()) status_ = check_disjoint();
-  if (failed()) return status_;
+  return status_;
+}
+
+xent_status Call::invoke(Entry entry) {
   const xent_backend_api &api = plan_.backend->api;
   PluginError plugin;
   const xent_status status = (api.*entry)(api.self, plan_.state, &problem_, &plugin.error);

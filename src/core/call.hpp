@@ -22,14 +22,25 @@ class Call {
   void workspace(void *data, size_t bytes, size_t needed);
   // First of the tensors: its shape is what the others are compared with.
   void logits(const DLTensor *tensor);
+  // The same for a call without logits.
+  void first_rows(const TensorRule &rule, const DLTensor *tensor, xent_view *view);
   void input(const TensorRule &rule, Need need, const DLTensor *tensor, xent_view *view);
   void output(const TensorRule &rule, Need need, const DLTensor *tensor, xent_view *view);
   // Refuses an argument that is there although it must not be.
   void refuse(bool given, const char *name, const char *rule);
 
-  // Compares the outputs and the workspace with everything, then calls the backend.
-  xent_status run(Entry entry);
+  // Compares the outputs and the workspace with everything.
+  xent_status check();
+  // Calls the backend with the problem as it is.
+  xent_status invoke(Entry entry);
+  // The two.
+  xent_status run(Entry entry) {
+    const xent_status status = check();
+    return status == XENT_OK ? invoke(entry) : status;
+  }
 
+  const char *function() const { return function_; }
+  const xent_plan &plan() const { return plan_; }
   const xent_options &options() const { return plan_.options; }
   uint32_t accumulator() const { return accumulator_; }
   xent_problem &problem() { return problem_; }
@@ -40,7 +51,7 @@ class Call {
     Region region;
     bool written;
   };
-  static constexpr int kMaximumTensors = 14;  // as many as xent_problem has views
+  static constexpr int kMaximumTensors = 15;  // as many as xent_problem has views
 
   void tensor(const TensorRule &rule, Need need, const DLTensor *tensor, xent_view *view, bool written);
   void record(const char *name, const xent_view *view, Form form, bool written);

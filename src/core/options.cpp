@@ -19,24 +19,9 @@ constexpr uint32_t kKnownFlags = XENT_PLAN_IGNORE_INDEX | XENT_PLAN_OVERWRITE_LO
 
 // Bytes of bookkeeping a row that a size computation may assume, logits apart.
 constexpr int64_t kRowBytes = 1024;
+constexpr int64_t kPartialBytes = 48;  // of one rank, at most
 
 bool unset(const DLDataType &dtype) { return dtype.code == 0 && dtype.bits == 0 && dtype.lanes == 0; }
-
-xent_status resolve_device(DLDevice device, DLDevice *out, xent_error *err) {
-  const auto type = static_cast<int32_t>(device.device_type);
-  const bool unset = type == 0 && device.device_id == 0;
-  if (unset || type == kDLCPU || type == kDLCUDAHost) {
-    *out = DLDevice{kDLCPU, 0};
-    return XENT_OK;
-  }
-  if (type <= 0 || device.device_id < 0) {
-    return fail(err, XENT_INVALID_ARGUMENT, "%s: device: {%" PRId32 ", %" PRId32 "} is not a DLPack device", kFunction,
-                type, device.device_id);
-  }
-  *out = device;
-  if (type == kDLCUDAManaged) out->device_type = kDLCUDA;
-  return XENT_OK;
-}
 
 xent_status resolve_dtypes(const xent_plan_desc &desc, xent_options *out, xent_error *err) {
   out->logits_dtype = unset(desc.logits_dtype) ? DLDataType{kDLFloat, 32, 1} : desc.logits_dtype;
@@ -54,30 +39,116 @@ xent_status resolve_dtypes(const xent_plan_desc &desc, xent_options *out, xent_e
   return XENT_OK;
 }
 
-xent_status resolve_sizes(const xent_plan_desc &desc, xent_options *out, xent_error *err) {
-  if (desc.vocab < 1) {
-    return fail(err, XENT_INVALID_ARGUMENT, "%s: vocab: is %" PRId64 "; it must be at least 1", kFunction, desc.vocab);
-  }
-  if (desc.classes < 0 || desc.classes > desc.vocab) {
-    return fail(err, XENT_INVALID_ARGUMENT, "%s: classes: is %" PRId64 "; it must be in [0, vocab = %" PRId64 "]",
-                kFunction, desc.classes, desc.vocab);
+xent_status check_sizes(const xent_plan_desc &desc, xent_error *err) {
+  const int64_t least = desc.ranks == 0 ? 1 : 0;
+  if (desc.vocab < least) {
+    return fail(err, XENT_INVALID_ARGUMENT, "%s: vocab: is %" PRId64 "; it must be at least %" PRId64, kFunction,
+                desc.vocab, least);
   }
   if (desc.max_rows < 0) {
     return fail(err, XENT_INVALID_ARGUMENT, "%s: max_rows: is %" PRId64 "; it must not be negative", kFunction,
                 desc.max_rows);
   }
+  const int64_t partials = desc.ranks == 0 ? 0 : kPartialBytes * (int64_t{desc.ranks} + 1);
   int64_t row_bytes = 0;
   int64_t total_bytes = 0;
   if (__builtin_mul_overflow(desc.vocab, int64_t{8}, &row_bytes) ||
-      __builtin_add_overflow(row_bytes, kRowBytes, &row_bytes) ||
+      __builtin_add_overflow(row_bytes, kRowBytes + partials, &row_bytes) ||
       __builtin_mul_overflow(row_bytes, desc.max_rows, &total_bytes)) {
     return fail(err, XENT_INVALID_ARGUMENT,
                 "%s: max_rows, vocab: %" PRId64 " rows of %" PRId64 " columns have no size in 63 bits", kFunction,
                 desc.max_rows, desc.vocab);
   }
+  return XENT_OK;
+}
+
+xent_status resolve_whole(const xent_plan_desc &desc, xent_options *out, xent_error *err) {
+  if (desc.class_offsets != nullptr || desc.rank != 0 || desc.comm != nullptr) {
+    return fail(err, XENT_INVALID_ARGUMENT,
+                "%s: ranks: is 0, the vocabulary is not split, but class_offsets, rank or comm is set", kFunction);
+  }
+  if (desc.classes < 0 || desc.classes > desc.vocab) {
+    return fail(err, XENT_INVALID_ARGUMENT, "%s: classes: is %" PRId64 "; it must be in [0, vocab = %" PRId64 "]",
+                kFunction, desc.classes, desc.vocab);
+  }
+  out->classes = out->columns = desc.classes == 0 ? desc.vocab : desc.classes;
+  return XENT_OK;
+}
+
+xent_status resolve_split(const xent_plan_desc &desc, xent_options *out, xent_error *err) {
+  const int64_t *offsets = desc.class_offsets;
+  if (desc.rank < 0 || desc.rank >= desc.ranks) {
+    return fail(err, XENT_INVALID_ARGUMENT, "%s: rank: is %" PRId32 "; it must be in [0, ranks = %" PRId32 ")",
+                kFunction, desc.rank, desc.ranks);
+  }
+  if (offsets == nullptr) {
+    return fail(err, XENT_INVALID_ARGUMENT, "%s: class_offsets: is NULL; ranks is %" PRId32, kFunction, desc.ranks);
+  }
+  if (offsets[0] != 0) {
+    return fail(err, XENT_INVALID_ARGUMENT,
+                "%s: class_offsets: [0] is %" PRId64 "; it must be 0, or classes before it are on no rank", kFunction,
+                offsets[0]);
+  }
+  for (int32_t r = 0; r < desc.ranks; ++r) {
+    if (offsets[r + 1] >= offsets[r]) continue;
+    return fail(err, XENT_INVALID_ARGUMENT,
+                "%s: class_offsets: [%" PRId32 "] is %" PRId64 " and [%" PRId32 "] is %" PRId64
+                "; they must not decrease, or shards overlap",
+                kFunction, r, offsets[r], r + 1, offsets[r + 1]);
+  }
+  const int64_t classes = offsets[desc.ranks];
+  const int64_t columns = offsets[desc.rank + 1] - offsets[desc.rank];
+  if (classes == 0) {
+    return fail(err, XENT_INVALID_ARGUMENT, "%s: class_offsets: [%" PRId32 "] is 0; there must be a class", kFunction,
+                desc.ranks);
+  }
+  if (desc.classes != 0 && desc.classes != classes) {
+    return fail(err, XENT_INVALID_ARGUMENT,
+                "%s: classes: is %" PRId64 "; it must be 0 or class_offsets[ranks] = %" PRId64, kFunction, desc.classes,
+                classes);
+  }
+  if (columns > desc.vocab) {
+    return fail(err, XENT_INVALID_ARGUMENT,
+                "%s: class_offsets: rank %" PRId32 " holds %" PRId64 " classes, but its vocab is %" PRId64 " columns",
+                kFunction, desc.rank, columns, desc.vocab);
+  }
+  if (columns > 0 && columns < classes && desc.vocab >= classes) {
+    return fail(err, XENT_INVALID_ARGUMENT,
+                "%s: vocab: is %" PRId64 ", but rank %" PRId32 " holds %" PRId64 " of %" PRId64
+                " classes: the logits seem to be gathered already",
+                kFunction, desc.vocab, desc.rank, columns, classes);
+  }
+  out->classes = classes;
+  out->columns = columns;
+  out->class_begin = offsets[desc.rank];
+  out->class_offsets = offsets;
+  out->rank = desc.rank;
+  out->ranks = desc.ranks;
+  return XENT_OK;
+}
+
+xent_status resolve_sizes(const xent_plan_desc &desc, xent_options *out, xent_error *err) {
+  if (desc.ranks < 0 || desc.ranks > kMaximumRanks) {
+    return fail(err, XENT_INVALID_ARGUMENT, "%s: ranks: is %" PRId32 "; it must be in [0, %" PRId32 "]", kFunction,
+                desc.ranks, kMaximumRanks);
+  }
+  if (const xent_status status = check_sizes(desc, err)) return status;
   out->vocab = desc.vocab;
-  out->classes = desc.classes == 0 ? desc.vocab : desc.classes;
   out->max_rows = desc.max_rows;
+  return desc.ranks == 0 ? resolve_whole(desc, out, err) : resolve_split(desc, out, err);
+}
+
+// A partial carries the place of the largest logit in its shard in as many bytes as a number of acc has.
+xent_status check_predicted(const xent_options &options, xent_error *err) {
+  if (options.ranks == 0 || options.predicted == 0 || is_f64(options.logits_dtype)) return XENT_OK;
+  for (int32_t r = 0; r < options.ranks; ++r) {
+    const int64_t columns = options.class_offsets[r + 1] - options.class_offsets[r];
+    if (columns <= INT32_MAX) continue;
+    return fail(err, XENT_INVALID_ARGUMENT,
+                "%s: class_offsets: rank %" PRId32 " holds %" PRId64
+                " classes; with XENT_PLAN_PREDICTED a rank may hold 2^31 - 1",
+                kFunction, r, columns);
+  }
   return XENT_OK;
 }
 
@@ -151,13 +222,30 @@ xent_status resolve_numbers(const xent_plan_desc &desc, xent_options *out, xent_
 
 }  // namespace
 
+xent_status resolve_device(const char *function, DLDevice device, DLDevice *out, xent_error *err) {
+  const auto type = static_cast<int32_t>(device.device_type);
+  const bool unset = type == 0 && device.device_id == 0;
+  if (unset || type == kDLCPU || type == kDLCUDAHost) {
+    *out = DLDevice{kDLCPU, 0};
+    return XENT_OK;
+  }
+  if (type <= 0 || device.device_id < 0) {
+    return fail(err, XENT_INVALID_ARGUMENT, "%s: device: {%" PRId32 ", %" PRId32 "} is not a DLPack device", function,
+                type, device.device_id);
+  }
+  *out = device;
+  if (type == kDLCUDAManaged) out->device_type = kDLCUDA;
+  return XENT_OK;
+}
+
 xent_status resolve_options(const xent_plan_desc &desc, xent_options *out, xent_error *err) {
   *out = xent_options{};
   out->struct_size = sizeof(xent_options);
-  if (const xent_status status = resolve_device(desc.device, &out->device, err)) return status;
+  if (const xent_status status = resolve_device(kFunction, desc.device, &out->device, err)) return status;
   if (const xent_status status = resolve_dtypes(desc, out, err)) return status;
   if (const xent_status status = resolve_sizes(desc, out, err)) return status;
   if (const xent_status status = resolve_flags(desc, out, err)) return status;
+  if (const xent_status status = check_predicted(*out, err)) return status;
   return resolve_numbers(desc, out, err);
 }
 

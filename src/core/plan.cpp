@@ -3,10 +3,13 @@
 
 #include "core/plan.hpp"
 
+#include <cstdio>
+
 #include "common/error.hpp"
 #include "core/describe.hpp"
 #include "core/options.hpp"
 #include "core/plugin_loader.hpp"
+#include "core/split.hpp"
 #include "core/structs.hpp"
 
 namespace xent {
@@ -35,7 +38,12 @@ xent_status choose_backend(const xent_context *ctx, const xent_options &options,
     const xent_backend_api &api = backend->api;
     if (api.device_type != static_cast<int32_t>(options.device.device_type)) continue;
     char why[256] = "";
-    const int32_t preference = api.probe(api.self, &options, why, sizeof why);
+    int32_t preference = 0;
+    if (options.ranks > 0 && (api.partial == nullptr || api.combine == nullptr)) {
+      std::snprintf(why, sizeof why, "serves no split vocabulary");
+    } else {
+      preference = api.probe(api.self, &options, why, sizeof why);
+    }
     if (preference > best) {
       best = preference;
       *out = backend;
@@ -53,8 +61,8 @@ xent_status choose_backend(const xent_context *ctx, const xent_options &options,
 
 bool is_power_of_two(size_t value) { return value != 0 && (value & (value - 1)) == 0; }
 
-// Asks the backend for its part of the plan. On success the plan owns a reference to the context.
-xent_status start_plan(xent_context *ctx, xent_plan *plan, xent_error *err) {
+// Asks the backend for its part of the plan. On success the plan owns references to context and communicator.
+xent_status start_plan(xent_context *ctx, xent_comm *comm, xent_plan *plan, xent_error *err) {
   const xent_backend_api &api = plan->backend->api;
   plan->info.struct_size = sizeof plan->info;
   PluginError plugin;
@@ -73,9 +81,13 @@ xent_status start_plan(xent_context *ctx, xent_plan *plan, xent_error *err) {
   }
   info.struct_size = sizeof info;
   info.backend_name = api.name;
-  info.reserved = 0;
+  info.partial_width = partial_width(plan->options);
+  if (plan->options.ranks > 1) info.capabilities &= ~uint32_t{XENT_CAP_ONE_PASS};
+  if (comm != nullptr) reserve_gather(plan, *comm);
   ctx->retain();
   plan->context = ctx;
+  if (comm != nullptr) comm->retain();
+  plan->comm = comm;
   return XENT_OK;
 }
 
@@ -88,9 +100,14 @@ xent_status create_plan(xent_context *ctx, const xent_plan_desc *desc, xent_plan
   if (const xent_status status = read_struct(kFunction, "desc", desc, &copy, err)) return status;
   auto plan = std::make_unique<xent_plan>();
   if (const xent_status status = resolve_options(copy, &plan->options, err)) return status;
+  if (const xent_status status = check_comm(plan->options, copy.comm, err)) return status;
+  if (plan->options.ranks > 0) {
+    plan->class_offsets.assign(copy.class_offsets, copy.class_offsets + copy.ranks + 1);
+    plan->options.class_offsets = plan->class_offsets.data();
+  }
   if (const xent_status status = load_on_demand(ctx, plan->options, err)) return status;
   if (const xent_status status = choose_backend(ctx, plan->options, &plan->backend, err)) return status;
-  if (const xent_status status = start_plan(ctx, plan.get(), err)) return status;
+  if (const xent_status status = start_plan(ctx, copy.comm, plan.get(), err)) return status;
   *out = plan.release();
   return XENT_OK;
 }
@@ -103,7 +120,9 @@ void destroy_plan(xent_plan *plan) noexcept {
   } catch (...) {  // a destroy function has nobody to tell
   }
   xent_context *ctx = plan->context;
+  xent_comm *comm = plan->comm;
   delete plan;
+  if (comm != nullptr) comm->release();
   ctx->release();
 }
 

@@ -20,11 +20,14 @@ inline constexpr size_t kMinimumSize = 0;
   template <>                         \
   inline constexpr size_t kMinimumSize<type> = offsetof(type, last) + sizeof(type::last)
 XENT_MINIMUM_SIZE(xent_context_desc, flags);
-XENT_MINIMUM_SIZE(xent_plan_desc, logit_scale);
-XENT_MINIMUM_SIZE(xent_plan_info, reserved);
+XENT_MINIMUM_SIZE(xent_comm_desc, reserved);
+XENT_MINIMUM_SIZE(xent_plan_desc, comm);
+XENT_MINIMUM_SIZE(xent_plan_info, partial_width);
 XENT_MINIMUM_SIZE(xent_forward_args, row_counts);
 XENT_MINIMUM_SIZE(xent_backward_args, grad_logits);
 XENT_MINIMUM_SIZE(xent_loss_and_grad_args, grad_logits);
+XENT_MINIMUM_SIZE(xent_partial_args, partial);
+XENT_MINIMUM_SIZE(xent_combine_args, partials);
 #undef XENT_MINIMUM_SIZE
 
 // No struct grows past this, so a larger struct_size is an uninitialised one, not to be followed through memory.

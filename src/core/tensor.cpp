@@ -95,7 +95,25 @@ xent_status TensorReader::read_logits(const DLTensor &tensor, xent_view *view) {
   const TensorRule rule{"logits", dtype_set(options_.logits_dtype), Form::kMatrix};
   if (const xent_status status = check_header(rule.name, tensor)) return status;
   if (const xent_status status = check_types(rule, tensor)) return status;
-  if (const xent_status status = take_leading(tensor)) return status;
+  const int32_t leading = tensor.ndim - 1;
+  if (leading < 0 || tensor.shape[leading] != options_.vocab) {
+    return fail(err_, XENT_INVALID_ARGUMENT,
+                "%s: logits: shape %s; it must be [..., vocab], and the plan's vocab is %" PRId64, function_,
+                describe_list(tensor.shape, tensor.ndim).text, options_.vocab);
+  }
+  if (const xent_status status = take_leading(rule.name, tensor.shape, leading, tensor)) return status;
+  return make_view(rule, tensor, view);
+}
+
+xent_status TensorReader::read_first_rows(const TensorRule &rule, const DLTensor &tensor, xent_view *view) {
+  if (const xent_status status = check_header(rule.name, tensor)) return status;
+  if (const xent_status status = check_types(rule, tensor)) return status;
+  if (tensor.ndim > XENT_MAX_LEADING_DIMS) {
+    return fail(err_, XENT_INVALID_ARGUMENT, "%s: %s: ndim is %" PRId32 "; it must be in [0, %d]", function_, rule.name,
+                tensor.ndim, XENT_MAX_LEADING_DIMS);
+  }
+  if (const xent_status status = take_leading(rule.name, tensor.shape, tensor.ndim, tensor)) return status;
+  leader_ = "targets'";
   return make_view(rule, tensor, view);
 }
 
@@ -140,26 +158,20 @@ xent_status TensorReader::check_types(const TensorRule &rule, const DLTensor &te
   return XENT_OK;
 }
 
-xent_status TensorReader::take_leading(const DLTensor &logits) {
-  const int32_t leading = logits.ndim - 1;
-  if (leading < 0 || logits.shape[leading] != options_.vocab) {
-    return fail(err_, XENT_INVALID_ARGUMENT,
-                "%s: logits: shape %s; it must be [..., vocab], and the plan's vocab is %" PRId64, function_,
-                describe_list(logits.shape, logits.ndim).text, options_.vocab);
-  }
+xent_status TensorReader::take_leading(const char *name, const int64_t *shape, int32_t ndim, const DLTensor &tensor) {
   int64_t rows = 1;
   bool empty = false;
   bool overflow = false;
-  for (int32_t dim = 0; dim < leading; ++dim) {
-    empty = empty || logits.shape[dim] == 0;
-    overflow = overflow || __builtin_mul_overflow(rows, logits.shape[dim], &rows);
+  for (int32_t dim = 0; dim < ndim; ++dim) {
+    empty = empty || shape[dim] == 0;
+    overflow = overflow || __builtin_mul_overflow(rows, shape[dim], &rows);
   }
   if (!empty && (overflow || rows > options_.max_rows)) {
-    return fail(err_, XENT_INVALID_ARGUMENT, "%s: logits: shape %s has more rows than the plan's max_rows, %" PRId64,
-                function_, describe_list(logits.shape, logits.ndim).text, options_.max_rows);
+    return fail(err_, XENT_INVALID_ARGUMENT, "%s: %s: shape %s has more rows than the plan's max_rows, %" PRId64,
+                function_, name, describe_list(tensor.shape, tensor.ndim).text, options_.max_rows);
   }
-  leading_ = logits.shape;
-  leading_ndim_ = leading;
+  leading_ = shape;
+  leading_ndim_ = ndim;
   rows_ = empty ? 0 : rows;
   return XENT_OK;
 }
@@ -184,12 +196,12 @@ xent_status TensorReader::check_shape(const TensorRule &rule, const DLTensor &te
       break;
     case Form::kRows:
       if (is_leading(shape, ndim)) return XENT_OK;
-      std::snprintf(must, sizeof must, " does not match the logits' leading shape %s",
+      std::snprintf(must, sizeof must, " does not match the %s shape %s", leader_,
                     describe_list(leading_, leading_ndim_).text);
       break;
     case Form::kScalarOrRows:
       if (scalar || is_leading(shape, ndim)) return XENT_OK;
-      std::snprintf(must, sizeof must, "; it must be [], [1] or the logits' leading shape %s",
+      std::snprintf(must, sizeof must, "; it must be [], [1] or the %s shape %s", leader_,
                     describe_list(leading_, leading_ndim_).text);
       break;
     case Form::kMatrix:
@@ -205,6 +217,20 @@ xent_status TensorReader::check_shape(const TensorRule &rule, const DLTensor &te
       if (ndim == 1 && shape[0] == 3) return XENT_OK;
       std::snprintf(must, sizeof must, "; it must be [3]");
       break;
+    case Form::kPartial: {
+      const int64_t width = partial_width(options_);
+      if (ndim == 2 && shape[0] == rows_ && shape[1] == width) return XENT_OK;
+      std::snprintf(must, sizeof must, "; it must be [rows, partial_width] = [%" PRId64 ", %" PRId64 "]", rows_, width);
+      break;
+    }
+    case Form::kPartials: {
+      const int64_t width = partial_width(options_);
+      if (ndim == 3 && shape[0] == options_.ranks && shape[1] == rows_ && shape[2] == width) return XENT_OK;
+      std::snprintf(must, sizeof must,
+                    "; it must be [ranks, rows, partial_width] = [%" PRId32 ", %" PRId64 ", %" PRId64 "]",
+                    options_.ranks, rows_, width);
+      break;
+    }
   }
   return fail(err_, XENT_INVALID_ARGUMENT, "%s: %s: shape %s%s", function_, rule.name, describe_list(shape, ndim).text,
               must);
@@ -258,7 +284,8 @@ xent_status TensorReader::make_view(const TensorRule &rule, const DLTensor &tens
   }
 
   view->data = reinterpret_cast<void *>(address);
-  const bool columns = rule.form == Form::kMatrix || rule.form == Form::kPairs || rule.form == Form::kTriple;
+  const bool columns = rule.form == Form::kMatrix || rule.form == Form::kPairs || rule.form == Form::kTriple ||
+                       rule.form == Form::kPartial || rule.form == Form::kPartials;
   if (columns && shape[ndim - 1] > 1) view->col_stride = strides[ndim - 1];
   merge_leading(shape, strides, columns ? ndim - 1 : ndim, view);
   return XENT_OK;

@@ -24,7 +24,7 @@ enum : uint32_t {
 // The set of one type; empty for a type that libxent does not know.
 uint32_t dtype_set(const DLDataType &dtype);
 
-// [...] is the leading shape of the logits, with `rows` elements.
+// [...] is the leading shape of the logits, or where a call has none the shape of the targets, with `rows` elements.
 enum class Form {
   kScalar,        // [] or [1]
   kRows,          // [...]
@@ -32,6 +32,8 @@ enum class Form {
   kMatrix,        // [..., vocab]
   kPairs,         // [rows, 2]
   kTriple,        // [3]
+  kPartial,       // [rows, partial_width]
+  kPartials,      // [ranks, rows, partial_width]
 };
 
 struct TensorRule {
@@ -48,8 +50,9 @@ class TensorReader {
   TensorReader(const char *function, const xent_options &options, xent_error *err)
       : function_(function), options_(options), err_(err) {}
 
-  // To be called first: the logits' shape decides what [...] is.
+  // One of the two is to be called first: the shape decides what [...] is.
   xent_status read_logits(const DLTensor &tensor, xent_view *view);
+  xent_status read_first_rows(const TensorRule &rule, const DLTensor &tensor, xent_view *view);
   xent_status read(const TensorRule &rule, const DLTensor &tensor, xent_view *view) const;
   int64_t rows() const { return rows_; }
 
@@ -57,13 +60,14 @@ class TensorReader {
   xent_status check_header(const char *name, const DLTensor &tensor) const;
   xent_status check_types(const TensorRule &rule, const DLTensor &tensor) const;
   xent_status check_shape(const TensorRule &rule, const DLTensor &tensor) const;
-  xent_status take_leading(const DLTensor &logits);
+  xent_status take_leading(const char *name, const int64_t *shape, int32_t ndim, const DLTensor &tensor);
   xent_status make_view(const TensorRule &rule, const DLTensor &tensor, xent_view *view) const;
   bool is_leading(const int64_t *shape, int32_t ndim) const;
 
   const char *function_;
   const xent_options &options_;
   xent_error *err_;
+  const char *leader_ = "logits' leading";  // whose shape [...] is, for messages
   const int64_t *leading_ = nullptr;
   int32_t leading_ndim_ = 0;
   int64_t rows_ = 0;

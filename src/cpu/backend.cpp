@@ -93,7 +93,7 @@ xent_status plan_create(void *self, const xent_options *options, void **plan, xe
     info->saved_bytes = static_cast<size_t>(options->max_rows) * 2 * acc + acc;
     info->alignment = kWorkspaceAlignment;
     // Each thread's row, its gradient and what prefetching brings must fit the last cache at once.
-    const int64_t row_bytes = options->classes * static_cast<int64_t>(element_size(options->logits_dtype));
+    const int64_t row_bytes = options->columns * static_cast<int64_t>(element_size(options->logits_dtype));
     info->capabilities = row_bytes <= cache_bytes() / (3 * pool.threads()) ? uint32_t{XENT_CAP_ONE_PASS} : 0;
   });
 }
@@ -128,6 +128,8 @@ extern "C" xent_status xent_cpu_plugin_entry_v1(const xent_host_api *host, xent_
     out->forward = execute<run_forward>;
     out->backward = execute<run_backward>;
     out->loss_and_grad = execute<run_loss_and_grad>;
+    out->partial = execute<run_partial>;
+    out->combine = execute<run_combine>;
     out->release = release;
   });
 }

@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: the libxent authors
 // SPDX-License-Identifier: Apache-2.0
 
-// The rows' driver: forward, backward and both together, over a pool of threads.
+// The rows' driver: forward, backward and both together, and the two halves of a forward over ranks, over a pool of
+// threads.
 //
 // Rows go to threads in contiguous pieces. Where there are few, the slices of rows do, and a row's partials meet in the
 // workspace. Neither changes any result: a row is always the merge of its slices in order, and sums over rows are taken
@@ -12,6 +13,7 @@
 #include <cstring>
 
 #include "cpu/plan.hpp"
+#include "cpu/ranks.hpp"
 #include "cpu/rows.hpp"
 
 namespace xent::cpu {
@@ -30,7 +32,7 @@ class Call {
       partials_ = reinterpret_cast<Partial *>(static_cast<char *>(problem.workspace) + plan.losses_bytes);
     }
     const int64_t element = static_cast<int64_t>(element_size(options_.logits_dtype));
-    row_bytes_ = options_.classes * element;
+    row_bytes_ = std::max<int64_t>(1, options_.columns * element);
     threads_ = row_bytes_ * problem.rows < kSmallBytes ? 1 : pool.threads();
     split_ = threads_ > 1 && plan.slices > 1 && problem.rows < int64_t{4} * threads_;
     if (present(problem.grad_logits)) {
@@ -43,11 +45,28 @@ class Call {
 
   void forward() {
     read_divisor_of_forward();
-    if (split_) {
-      for_row_groups(plan_.partials / plan_.slices, [&](int64_t first, int64_t rows) { split_forward(first, rows); });
-    } else {
-      for_rows([&](int64_t row) { forward_row(row); });
-    }
+    for_totals([&](int64_t row, const Row &what, const Partial *total) { finish_row(row, what, total); });
+    write_totals();
+  }
+
+  void partial() {
+    for_totals([&](int64_t row, const Row &what, const Partial *total) {
+      if (total == nullptr) return store_ignored(plan_, problem_.partial, row);
+      store_partial(plan_, problem_.partial, row, *total, target_value(row, what));
+    });
+  }
+
+  void combine() {
+    read_divisor_of_forward();
+    for_rows([&](int64_t row) {
+      const Row what = read_target(problem_, row);
+      if (what.kind == RowKind::kIgnored) {
+        finish_ignored(row);
+        return;
+      }
+      const Gathered all = load_partials(plan_, problem_.partial, problem_.rows, row, what.target);
+      finish(row, what, all.total, all.target_value);
+    });
     write_totals();
   }
 
@@ -67,13 +86,22 @@ class Call {
       // As few rows at once as occupy the threads: their logits are still in a cache when the gradient reads them.
       const int64_t rows = std::max<int64_t>(1, int64_t{2} * threads_ / plan_.slices);
       for_row_groups(std::min(rows, plan_.partials / plan_.slices), [&](int64_t first, int64_t count) {
-        split_forward(first, count);
+        split_totals(first, count, [&](int64_t row, const Row &what, Partial *total) {
+          finish_row(row, what, total);
+          if (total == nullptr) partials_[(row - first) * plan_.slices] = {};
+        });
         for_slices(first, count, [&](int64_t row, int64_t slice) {
           grad_slice(row, stats_of(partials_[(row - first) * plan_.slices]), slice);
         });
       });
     } else {
-      for_rows([&](int64_t row) { grad_row(row, forward_row(row)); });
+      for_rows([&](int64_t row) {
+        Partial total;
+        const Row what = read_target(problem_, row);
+        const bool counts = what.kind != RowKind::kIgnored;
+        if (counts) total = total_of(row);
+        grad_row(row, finish_row(row, what, counts ? &total : nullptr));
+      });
     }
     write_totals();
   }
@@ -115,23 +143,38 @@ class Call {
   Span columns(int64_t row, int64_t slice) const {
     const int64_t begin = slice * plan_.slice;
     return {row_address(problem_.logits, row), problem_.logits.col_stride, begin,
-            std::min(options_.classes, begin + plan_.slice)};
+            std::min(options_.columns, begin + plan_.slice)};
   }
 
-  Stats forward_row(int64_t row) {
-    const Row what = read_target(problem_, row);
-    if (what.kind == RowKind::kIgnored) return finish_ignored(row);
+  Partial total_of(int64_t row) const {
+    if (plan_.slices == 0) return empty_partial(plan_);
     PartialTree tree(math_);
     for (int64_t slice = 0; slice < plan_.slices; ++slice) {
       Partial part;
       plan_.forward(math_, columns(row, slice), &part);
       tree.push(part);
     }
-    return finish(row, what, tree.total());
+    return tree.total();
   }
 
-  // Leaves the merged partial of each row in the place of its first slice's.
-  void split_forward(int64_t first, int64_t rows) {
+  // Body(row, what, its partial, or NULL where the row is ignored) for every row.
+  template <class Body>
+  void for_totals(const Body &body) {
+    if (split_) {
+      return for_row_groups(plan_.partials / plan_.slices,
+                            [&](int64_t first, int64_t rows) { split_totals(first, rows, body); });
+    }
+    for_rows([&](int64_t row) {
+      const Row what = read_target(problem_, row);
+      if (what.kind == RowKind::kIgnored) return body(row, what, nullptr);
+      Partial total = total_of(row);
+      body(row, what, &total);
+    });
+  }
+
+  // The same for a few rows, whose partials are left in the place of their first slice's.
+  template <class Body>
+  void split_totals(int64_t first, int64_t rows, const Body &body) {
     for_slices(first, rows, [&](int64_t row, int64_t slice) {
       if (read_target(problem_, row).kind == RowKind::kIgnored) return;
       plan_.forward(math_, columns(row, slice), &partials_[(row - first) * plan_.slices + slice]);
@@ -140,14 +183,13 @@ class Call {
       const Row what = read_target(problem_, row);
       Partial *const parts = partials_ + (row - first) * plan_.slices;
       if (what.kind == RowKind::kIgnored) {
-        parts[0] = {};
-        finish_ignored(row);
+        body(row, what, nullptr);
         continue;
       }
       PartialTree tree(math_);
       for (int64_t slice = 0; slice < plan_.slices; ++slice) tree.push(parts[slice]);
       parts[0] = tree.total();
-      finish(row, what, parts[0]);
+      body(row, what, &parts[0]);
     }
   }
 
@@ -163,9 +205,21 @@ class Call {
     return read_number(logits, row_offset(logits, row) + column * logits.col_stride);
   }
 
+  // v at the target, 0 where it is no column of this rank.
+  double target_value(int64_t row, const Row &what) const {
+    const int64_t column = what.target - options_.class_begin;
+    if (what.kind != RowKind::kCounted || column < 0 || column >= options_.columns) return 0;
+    const double x = logit(row, column);
+    return math_.softcap != 0 ? plan_.squash(math_, x) : x;
+  }
+
+  Stats finish_row(int64_t row, const Row &what, const Partial *total) {
+    return total == nullptr ? finish_ignored(row) : finish(row, what, *total, target_value(row, what));
+  }
+
   Stats finish_ignored(int64_t row) { return write_outputs(row, {0, 1}, 0, 0, -1, 0); }
 
-  Stats finish(int64_t row, const Row &what, const Partial &total) {
+  Stats finish(int64_t row, const Row &what, const Partial &total, double target_value) {
     const Stats stats = stats_of(total);
     const double sum = total.sum > 0 ? total.sum : kNan;
     const double log_sum = std::log(sum);
@@ -177,11 +231,7 @@ class Call {
     if (what.kind == RowKind::kCounted) {
       const Wide eps = options_.label_smoothing;
       loss = 0;
-      if (eps != 1) {
-        const double x = logit(row, what.target);
-        const double v = math_.softcap != 0 ? plan_.squash(math_, x) : x;
-        loss += (1 - eps) * (scale * (Wide{total.max} - v) + log_sum);
-      }
+      if (eps != 1) loss += (1 - eps) * (scale * (Wide{total.max} - target_value) + log_sum);
       if (eps != 0) {
         const Wide mean = total.shift / (Wide{math_.shift_unit} * static_cast<Wide>(options_.classes));
         loss += eps * (log_sum - scale * mean);
@@ -255,6 +305,7 @@ class Call {
   }
 
   void zero_columns(int64_t row, int64_t begin, int64_t end) {
+    if (begin == end) return;
     const xent_view &grad = problem_.grad_logits;
     const size_t element = element_size(grad.dtype);
     char *const to = static_cast<char *>(grad.data) +
@@ -309,9 +360,9 @@ class Call {
     if (size < least && size != INT_MIN) out->post = std::max(size, -most);
     out->factor = shrunk(factor, out->lift + out->post);
     out->offset = shrunk(offset, out->post);
-    out->target = what.target;
-    if (what.target >= begin && what.target < end) {
-      out->target_grad = target_gradient(row, what.target, f, factor, offset, stats.max);
+    out->target = what.target - options_.class_begin;  // may be no column of this rank
+    if (out->target >= begin && out->target < end) {
+      out->target_grad = target_gradient(row, out->target, f, factor, offset, stats.max);
     }
     return true;
   }
@@ -335,9 +386,9 @@ class Call {
 
   void grad_row(int64_t row, const Stats &stats) {
     GradRow grad;
-    if (!grad_coefficients(row, stats, 0, options_.classes, &grad)) return zero_columns(row, 0, options_.vocab);
+    if (!grad_coefficients(row, stats, 0, options_.columns, &grad)) return zero_columns(row, 0, options_.vocab);
     for (int64_t slice = 0; slice < plan_.slices; ++slice) grad_columns(row, grad, columns(row, slice));
-    zero_columns(row, options_.classes, options_.vocab);
+    zero_columns(row, options_.columns, options_.vocab);
   }
 
   void grad_slice(int64_t row, const Stats &stats, int64_t slice) {
@@ -348,7 +399,7 @@ class Call {
       return zero_columns(row, span.begin, last ? options_.vocab : span.end);
     }
     grad_columns(row, grad, span);
-    if (last) zero_columns(row, options_.classes, options_.vocab);
+    if (last) zero_columns(row, options_.columns, options_.vocab);
   }
 
   const Plan &plan_;
@@ -375,5 +426,7 @@ void run_backward(const Plan &plan, Pool &pool, const xent_problem &problem) { C
 void run_loss_and_grad(const Plan &plan, Pool &pool, const xent_problem &problem) {
   Call(plan, pool, problem).loss_and_grad();
 }
+void run_partial(const Plan &plan, Pool &pool, const xent_problem &problem) { Call(plan, pool, problem).partial(); }
+void run_combine(const Plan &plan, Pool &pool, const xent_problem &problem) { Call(plan, pool, problem).combine(); }
 
 }  // namespace xent::cpu

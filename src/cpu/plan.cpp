@@ -59,8 +59,8 @@ Plan make_plan(const xent_options &options, int threads) {
     plan.forward = forward_f32, plan.grad = plan.grad_f32 = grad_f32;
   }
   plan.squash = plan.acc_is_double ? squash_f64 : squash_f32;
-  plan.slice = slice_columns(options.classes);
-  plan.slices = (options.classes + plan.slice - 1) / plan.slice;
+  plan.slice = slice_columns(options.columns);
+  plan.slices = (options.columns + plan.slice - 1) / plan.slice;
   if (options.reduction != XENT_REDUCTION_NONE) {
     const size_t bytes = static_cast<size_t>(options.max_rows) * sizeof(double);
     plan.losses_bytes = (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;

@@ -57,6 +57,10 @@ double read_rounded(const xent_view &view, int64_t offset, bool to_double) {
   return static_cast<float>(read_number(view, offset));
 }
 
+int64_t read_integer(const xent_view &view, int64_t offset) {
+  return is_i64(view.dtype) ? load<int64_t>(view, offset) : load<int32_t>(view, offset);
+}
+
 void write_number(const xent_view &view, int64_t offset, double value) {
   if (is_f64(view.dtype)) {
     store(view, offset, value);
@@ -80,8 +84,7 @@ const void *row_address(const xent_view &view, int64_t row) {
 Row read_target(const xent_problem &problem, int64_t row) {
   const xent_options &options = *problem.options;
   const int64_t at = row_offset(problem.targets, row);
-  const int64_t target =
-      is_i64(problem.targets.dtype) ? load<int64_t>(problem.targets, at) : load<int32_t>(problem.targets, at);
+  const int64_t target = read_integer(problem.targets, at);
   if (options.has_ignore_index != 0 && target == options.ignore_index) return {RowKind::kIgnored, target};
   if (present(problem.mask) && masked_out(problem.mask, row_offset(problem.mask, row))) {
     return {RowKind::kIgnored, target};

@@ -16,6 +16,7 @@ namespace xent::cpu {
 double read_number(const xent_view &view, int64_t offset);
 // Rounded once, to float32 or float64: an int64 fits neither.
 double read_rounded(const xent_view &view, int64_t offset, bool to_double);
+int64_t read_integer(const xent_view &view, int64_t offset);               // int32 or int64
 void write_number(const xent_view &view, int64_t offset, double value);    // float32 or float64
 void write_integer(const xent_view &view, int64_t offset, int64_t value);  // int32 or int64
 
@@ -33,7 +34,7 @@ enum class RowKind { kCounted, kIgnored, kOutOfRange };
 
 struct Row {
   RowKind kind;
-  int64_t target;
+  int64_t target;  // a class
 };
 Row read_target(const xent_problem &problem, int64_t row);
 

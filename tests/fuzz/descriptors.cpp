@@ -10,6 +10,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "bytes.hpp"
 
@@ -119,6 +120,29 @@ bool is(const DLDataType &type, int code, int bits) {
 }
 bool unset(const DLDataType &type) { return type.code == 0 && type.bits == 0 && type.lanes == 0; }
 
+// Shards of up to 65536 ranks: 5 classes each, now and then none, up to 1000.
+const int64_t *some_offsets() {
+  static const std::vector<int64_t> offsets = [] {
+    std::vector<int64_t> made;
+    for (int64_t r = 0; r <= 65536; ++r) made.push_back(std::min<int64_t>((r - r / 4) * 5, 1000));
+    return made;
+  }();
+  return offsets.data();
+}
+
+bool follows_the_rules_of_ranks(const xent_plan_desc &desc) {
+  if (desc.ranks == 0) {
+    return desc.class_offsets == nullptr && desc.rank == 0 && desc.comm == nullptr && desc.vocab >= 1 &&
+           desc.classes >= 0 && desc.classes <= desc.vocab;
+  }
+  if (desc.ranks < 0 || desc.ranks > 65536 || desc.rank < 0 || desc.rank >= desc.ranks) return false;
+  if (desc.class_offsets == nullptr) return false;
+  const int64_t classes = desc.class_offsets[desc.ranks];
+  const int64_t columns = desc.class_offsets[desc.rank + 1] - desc.class_offsets[desc.rank];
+  return classes > 0 && (desc.classes == 0 || desc.classes == classes) && desc.vocab >= columns &&
+         (columns == 0 || columns == classes || desc.vocab < classes);
+}
+
 // xent.h's rules for a plan on the CPU, but for the size of the struct.
 bool follows_the_rules(const xent_plan_desc &desc) {
   const bool wide = is(desc.logits_dtype, kDLFloat, 64);
@@ -131,9 +155,9 @@ bool follows_the_rules(const xent_plan_desc &desc) {
       (unset(desc.logits_dtype) || wide || is(desc.logits_dtype, kDLFloat, 32) || is(desc.logits_dtype, kDLFloat, 16) ||
        is(desc.logits_dtype, kDLBfloat, 16)) &&
       (unset(desc.target_dtype) || is(desc.target_dtype, kDLInt, 32) || is(desc.target_dtype, kDLInt, 64));
-  const bool sizes = desc.vocab >= 1 && desc.classes >= 0 && desc.classes <= desc.vocab && desc.max_rows >= 0 &&
-                     Wide{desc.vocab} * 8 + 1024 <= std::numeric_limits<int64_t>::max() &&
-                     (Wide{desc.vocab} * 8 + 1024) * desc.max_rows <= std::numeric_limits<int64_t>::max();
+  const Wide row = Wide{desc.vocab} * 8 + 1024 + (desc.ranks == 0 ? 0 : 48 * (Wide{desc.ranks} + 1));
+  const bool sizes = desc.vocab >= 0 && desc.max_rows >= 0 && row <= std::numeric_limits<int64_t>::max() &&
+                     row * desc.max_rows <= std::numeric_limits<int64_t>::max() && follows_the_rules_of_ranks(desc);
   const bool flags = desc.flags < 32 && desc.reduction >= 0 && desc.reduction <= 2 &&
                      (desc.ignore_index == 0 || (desc.flags & XENT_PLAN_IGNORE_INDEX) != 0) &&
                      ((desc.flags & XENT_PLAN_EMPTY_MEAN_IS_NAN) == 0 || desc.reduction == XENT_REDUCTION_MEAN);
@@ -164,16 +188,24 @@ xent_plan_desc plan_desc(Bytes &in) {
   desc.softcap = in.pick(numbers);
   desc.logit_scale = in.pick(numbers);
   if (desc.ignore_index != 0) desc.flags |= XENT_PLAN_IGNORE_INDEX;
+  if (in.byte() % 4 == 0) {
+    constexpr int32_t ranks[] = {1, 2, 3, 8, 400, 65536};
+    desc.ranks = in.pick(ranks);
+    desc.rank = in.byte() % desc.ranks;
+    desc.classes = 0;
+    desc.vocab = in.byte() % 8;
+    desc.class_offsets = some_offsets();
+  }
   return desc;
 }
 
 // Fills an info of any size, and compares what there is with a whole one.
-void get_info(Bytes &in, const xent_plan *plan) {
+void get_info(Bytes &in, const xent_plan *plan, int32_t width) {
   xent_plan_info whole{};
   whole.struct_size = sizeof whole;
   FUZZ_CHECK(xent_plan_get_info(plan, &whole, nullptr) == XENT_OK, "a whole info");
   FUZZ_CHECK(whole.alignment != 0 && (whole.alignment & (whole.alignment - 1)) == 0, "alignment");
-  FUZZ_CHECK(whole.reserved == 0 && whole.backend_name != nullptr, "reserved, backend_name");
+  FUZZ_CHECK(whole.partial_width == width && whole.backend_name != nullptr, "partial_width, backend_name");
   Sized<xent_plan_info> info(in, xent_plan_info{});
   Error err(in);
   const size_t size = info.get()->struct_size;
@@ -188,7 +220,11 @@ void get_info(Bytes &in, const xent_plan *plan) {
 }
 
 void create_plan(Bytes &in, xent_context *ctx) {
-  Sized<xent_plan_desc> desc(in, plan_desc(in));
+  // What pointers point to is the caller's promise.
+  Sized<xent_plan_desc> desc(in, plan_desc(in), [](xent_plan_desc &given) {
+    if (given.class_offsets != nullptr) given.class_offsets = some_offsets();
+    if (given.ranks != 0) given.comm = nullptr;
+  });
   Error err(in);
   auto *const untouched = reinterpret_cast<xent_plan *>(&err);
   xent_plan *plan = untouched;
@@ -208,7 +244,10 @@ void create_plan(Bytes &in, xent_context *ctx) {
     FUZZ_CHECK(plan == untouched, "out of a plan that was refused");
     return;
   }
-  get_info(in, plan);
+  const xent_plan_desc &d = *desc.get();
+  const int32_t asked = (d.label_smoothing != 0 ? 1 : 0) + ((d.flags & XENT_PLAN_ENTROPY) != 0 ? 1 : 0) +
+                        ((d.flags & XENT_PLAN_PREDICTED) != 0 ? 1 : 0);
+  get_info(in, plan, d.ranks == 0 ? 0 : 3 + asked);
   xent_plan_destroy(plan);
 }
 

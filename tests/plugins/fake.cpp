@@ -39,7 +39,7 @@ xent_status plan_create(void *, const xent_options *options, void **plan, xent_p
   info->saved_bytes = 11;
   info->alignment = state.alignment;
   info->capabilities = XENT_CAP_ONE_PASS;
-  info->reserved = 99;
+  info->partial_width = 99;
   ++state.live_plans;
   return XENT_OK;
 }
@@ -73,7 +73,7 @@ extern "C" XENT_API xent_status xent_plugin_entry_v1(const xent_host_api *host, 
     state.host = *host;
   }
   host->log(host->host, XENT_LOG_INFO, "fake: entry");
-  *out = xent_backend_api{sizeof *out,  0,    FAKE_DEVICE, FAKE_NAME, "1.0",  &state, probe, plan_create,
-                          plan_destroy, call, call,        call,      release};
+  *out = xent_backend_api{sizeof *out,  0,    FAKE_DEVICE, FAKE_NAME, "1.0", &state, probe,  plan_create,
+                          plan_destroy, call, call,        call,      call,  call,   release};
   return XENT_OK;
 }

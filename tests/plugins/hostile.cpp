@@ -26,8 +26,8 @@ extern "C" XENT_API xent_status xent_plugin_entry_v1(const xent_host_api *host, 
   static const std::string long_name(100, 'n');
   const char *given = std::getenv("XENT_TEST_HOSTILE");
   const std::string breaks = given == nullptr ? "" : given;
-  *out = xent_backend_api{sizeof *out,  0,    kDLCPU, "hostile", "1.0",  nullptr, probe, plan_create,
-                          plan_destroy, call, call,   call,      release};
+  *out = xent_backend_api{sizeof *out,  0,    kDLCPU, "hostile", "1.0",   nullptr, probe,  plan_create,
+                          plan_destroy, call, call,   call,      nullptr, nullptr, release};
   if (breaks == "host" && (host->struct_size != sizeof *host || host->log == nullptr)) throw 1;
   if (breaks == "error") return xent::fail_native(err, XENT_DEVICE_ERROR, 35, "no driver here");
   if (breaks == "silent error") return XENT_UNSUPPORTED;

@@ -63,6 +63,7 @@ XENT_LOG_DEBUG = 0
 XENT_LOG_INFO = 1
 XENT_LOG_WARNING = 2
 XENT_LOG_ERROR = 3
+XENT_COMM_GRAPH_CAPTURE = 1 << 0
 XENT_REDUCTION_NONE = 0
 XENT_REDUCTION_SUM = 1
 XENT_REDUCTION_MEAN = 2
@@ -95,6 +96,33 @@ class ContextDesc(ctypes.Structure):
     ]
 
 
+class CommDesc(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("next", ctypes.c_void_p),
+        ("device", DLDevice),
+        ("rank", ctypes.c_int32),
+        ("ranks", ctypes.c_int32),
+        ("user", ctypes.c_void_p),
+        (
+            "all_gather",
+            ctypes.CFUNCTYPE(
+                ctypes.c_int32,
+                ctypes.c_void_p,
+                ctypes.c_void_p,
+                ctypes.c_void_p,
+                ctypes.c_size_t,
+                ctypes.c_void_p,
+                ctypes.POINTER(Error),
+            ),
+        ),
+        ("async_error", ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(Error))),
+        ("release", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
+        ("flags", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    ]
+
+
 class PlanDesc(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -112,6 +140,10 @@ class PlanDesc(ctypes.Structure):
         ("z_loss", ctypes.c_double),
         ("softcap", ctypes.c_double),
         ("logit_scale", ctypes.c_double),
+        ("class_offsets", ctypes.POINTER(ctypes.c_int64)),
+        ("rank", ctypes.c_int32),
+        ("ranks", ctypes.c_int32),
+        ("comm", ctypes.c_void_p),
     ]
 
 
@@ -125,7 +157,7 @@ class PlanInfo(ctypes.Structure):
         ("alignment", ctypes.c_size_t),
         ("backend_name", ctypes.c_char_p),
         ("capabilities", ctypes.c_uint32),
-        ("reserved", ctypes.c_int32),
+        ("partial_width", ctypes.c_int32),
     ]
 
 
@@ -179,6 +211,29 @@ class LossAndGradArgs(ctypes.Structure):
     ]
 
 
+class PartialArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("next", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("logits", ctypes.POINTER(DLTensor)),
+        ("targets", ctypes.POINTER(DLTensor)),
+        ("mask", ctypes.POINTER(DLTensor)),
+        ("partial", ctypes.POINTER(DLTensor)),
+    ]
+
+
+class CombineArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("next", ctypes.c_void_p),
+        ("forward", ctypes.POINTER(ForwardArgs)),
+        ("partials", ctypes.POINTER(DLTensor)),
+    ]
+
+
 # C name -> mirror.
 STRUCTS = {
     "DLDevice": DLDevice,
@@ -189,11 +244,14 @@ STRUCTS = {
     "DLManagedTensorVersioned": DLManagedTensorVersioned,
     "xent_error": Error,
     "xent_context_desc": ContextDesc,
+    "xent_comm_desc": CommDesc,
     "xent_plan_desc": PlanDesc,
     "xent_plan_info": PlanInfo,
     "xent_forward_args": ForwardArgs,
     "xent_backward_args": BackwardArgs,
     "xent_loss_and_grad_args": LossAndGradArgs,
+    "xent_partial_args": PartialArgs,
+    "xent_combine_args": CombineArgs,
 }
 
 # Name -> (result, arguments) of every exported function.
@@ -209,6 +267,15 @@ FUNCTIONS = {
     "xent_backend_load": (ctypes.c_int32, [ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(Error)]),
     "xent_backend_count": (ctypes.c_size_t, [ctypes.c_void_p]),
     "xent_backend_name": (ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_size_t]),
+    "xent_comm_create": (
+        ctypes.c_int32,
+        [ctypes.c_void_p, ctypes.POINTER(CommDesc), ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(Error)],
+    ),
+    "xent_comm_from_nccl": (
+        ctypes.c_int32,
+        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(Error)],
+    ),
+    "xent_comm_destroy": (None, [ctypes.c_void_p]),
     "xent_plan_create": (
         ctypes.c_int32,
         [ctypes.c_void_p, ctypes.POINTER(PlanDesc), ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(Error)],
@@ -218,4 +285,6 @@ FUNCTIONS = {
     "xent_forward": (ctypes.c_int32, [ctypes.c_void_p, ctypes.POINTER(ForwardArgs), ctypes.POINTER(Error)]),
     "xent_backward": (ctypes.c_int32, [ctypes.c_void_p, ctypes.POINTER(BackwardArgs), ctypes.POINTER(Error)]),
     "xent_loss_and_grad": (ctypes.c_int32, [ctypes.c_void_p, ctypes.POINTER(LossAndGradArgs), ctypes.POINTER(Error)]),
+    "xent_forward_partial": (ctypes.c_int32, [ctypes.c_void_p, ctypes.POINTER(PartialArgs), ctypes.POINTER(Error)]),
+    "xent_forward_combine": (ctypes.c_int32, [ctypes.c_void_p, ctypes.POINTER(CombineArgs), ctypes.POINTER(Error)]),
 }
