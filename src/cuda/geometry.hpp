@@ -10,45 +10,26 @@
 
 namespace xent::cuda {
 
-// A row is cut into slices of slice_vectors vectors (of 16 bytes), each swept by `threads` threads.
-struct RowShape {
-  int threads;  // 32: a warp sweeps the row, four rows a block. Else a block sweeps a slice
-  int slice_vectors;
-  int slices;
-  int stashed;  // slices whose partials wait in shared memory until a block merges them, then one group after the other
-  int stash;    // partials of one of them there
-  int shared_bytes(int words) const {  // of a block that sweeps a whole row; a partial has `words` floats
-    return threads > 32 ? stashed * (stash + 1) * words * 4 : 0;
-  }
-};
-
-inline constexpr int kMostSerial = 64;        // additions that one accumulator may take in a row
-inline constexpr int64_t kWarpVectors = 256;  // a row up to this is one warp's
-
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-inline RowShape warp_shape(int64_t vectors) { return {32, static_cast<int>(vectors), 1, 1, 1}; }
+// The batches of a row (see ring.cuh) go round `warps` warps, each of which adds up its own; then the warps are merged.
+struct RowShape {
+  int warps;
+  int batches;
+  int keep;    // of a warp's batches, from the sweep to the gradient
+  int blocks;  // an SM at most, for what was read to stay in L2 until it is read again
+};
 
-// Forward: small blocks, five an SM, so that most of them load while some merge. Slices are short, for few rows to
-// spread over many SMs; they grow where the stash of a row would not leave room for the other blocks.
-inline RowShape forward_shape(int64_t vectors, int words) {
-  if (vectors <= kWarpVectors) return warp_shape(vectors);
-  constexpr int threads = 128, batch = 8, stash_bytes = 32 * 1024;
-  const int stashed = stash_bytes / (threads * words * 4);
-  int64_t slice = threads * batch;
-  while (slice < threads * kMostSerial && slice * stashed < vectors) slice += threads * batch;
-  const int slices = static_cast<int>(ceil_div(vectors, slice));
-  return {threads, static_cast<int>(slice), slices, std::min(stashed, slices), threads};
+inline RowShape forward_shape(int64_t vectors, int batch_vectors) {
+  const int64_t batches = ceil_div(vectors, batch_vectors);
+  const int warps = batches <= 16 ? 1 : batches <= 32 ? 2 : batches <= 128 ? 4 : 8;
+  return {warps, static_cast<int>(batches), 0, 32};
 }
 
-// Loss and gradient: few rows in flight, for the second read to hit L2 (about 34 MB of rows on an H200): one block of
-// 1024 threads an SM for long rows, four of 256 for rows of up to 128 KiB.
-inline RowShape one_pass_shape(int64_t vectors) {
-  if (vectors <= kWarpVectors) return warp_shape(vectors);
-  const int threads = vectors <= 1024 ? 128 : vectors <= 8192 ? 256 : 1024;
-  const int64_t slice = std::min(vectors, int64_t{threads} * kMostSerial);
-  const int slices = static_cast<int>(ceil_div(vectors, slice));
-  return {threads, static_cast<int>(slice), slices, std::min(32, slices), threads / 32};
+inline RowShape both_shape(int64_t vectors, int batch_vectors) {
+  const int64_t batches = ceil_div(vectors, batch_vectors);
+  const int warps = batches <= 5 ? 1 : batches <= 10 ? 2 : batches <= 40 ? 5 : batches <= 60 ? 10 : 16;
+  return {warps, static_cast<int>(batches), 5, 32};
 }
 
 }  // namespace xent::cuda

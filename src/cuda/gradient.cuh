@@ -5,15 +5,14 @@
 //
 // Vectors are laid so that the stores are aligned; the loads are shifted where logits and gradient are aligned
 // differently. Over the logits both are the same vector of the same thread, so nothing is read after it was
-// overwritten. Loads of kDepth vectors are in flight before the first store; stores are streaming, as nobody here
+// overwritten. Loads of kBatch vectors are in flight before the first store; stores are streaming, as nobody here
 // reads them again.
 #pragma once
 
+#include "ring.cuh"
 #include "rows.cuh"
 
 namespace xent::cuda {
-
-inline constexpr int kDepth = 4;
 
 template <typename T>
 __device__ __forceinline__ uint32_t pack(float low, float high);
@@ -36,43 +35,40 @@ template <unsigned F>
 __device__ __forceinline__ float grad_of(float x, float shift, const GradRow &grad, const Constants &c) {
   if constexpr ((F & kSoftcap) != 0) {
     const Softcap v = softcap(x, c);
-    return v.factor * fmaf(exp2_approx(fmaf(v.value - grad.m, c.exponent, grad.lift)), grad.scale, shift);
+    return v.slope * fmaf(exp2_approx(fmaf(v.value - grad.m, c.exponent, grad.lift)), grad.scale, shift);
   }
   return fmaf(exp2_approx(fmaf(x - grad.m, c.exponent, grad.lift)), grad.scale, shift);
 }
 
-// T: logits, G: gradient (T, or float).
+// T: logits, G: gradient (T, or float). Few words, for they stay in registers beside the loads: what the ends of a row
+// need is computed there.
 template <typename T, typename G, unsigned F>
 struct GradWriter {
-  G *out;
-  int64_t out_stride;
-  int64_t vocab;
-  RowReader<T> in;
-  int vectors;  // that hold any column, padding included
-
-  int target_vector, target_lane;
+  G *out;            // of column -lead: where the vectors begin
+  int lead;          // columns of the first vector before the row
+  int begin, count;  // batches that lie in the row from end to end
+  int target_batch;
 
   __device__ __forceinline__ GradWriter(const Params &p, int64_t row, int64_t target)
-      : out(p.grad_logits.row<G>(row)),
-        out_stride(p.grad_logits.col_stride),
-        vocab(p.vocab),
-        in(p.logits.row<T>(row), out_stride == 1 ? p.logits.col_stride : 0, p.classes, lead_of(out, out_stride)) {
-    in.stride = p.logits.col_stride;
-    vectors = static_cast<int>((vocab + in.lead + kLanes<T> - 1) / kLanes<T>);
-    aim(target);
+      : out(p.grad_logits.row<G>(row)), lead(0), begin(0), count(0) {
+    if (p.grad_logits.col_stride == 1) lead = static_cast<int>((reinterpret_cast<uintptr_t>(out) & 15) / sizeof(G));
+    out -= lead;
+    const RowReader<T> in = reader(p, row);
+    begin = (in.begin + (kBatch * 32) - 1) / (kBatch * 32);
+    count = in.end / (kBatch * 32) - begin;
+    if (p.grad_logits.col_stride != 1) count = 0;
+    target_batch = static_cast<int>((target + lead) / (kLanes<T> * kBatch * 32));
   }
 
-  __device__ __forceinline__ void aim(int64_t target) {
-    target_vector = static_cast<int>((target + in.lead) / kLanes<T>);
-    target_lane = static_cast<int>((target + in.lead) % kLanes<T>);
+  __device__ __forceinline__ RowReader<T> reader(const Params &p, int64_t row) const {
+    return RowReader<T>(p.logits.row<T>(row), p.logits.col_stride, p.classes, lead);
+  }
+  // Vectors that hold any column, padding included.
+  __device__ __forceinline__ int vectors(const Params &p) const {
+    return static_cast<int>((p.vocab + lead + kLanes<T> - 1) / kLanes<T>);
   }
 
-  static __device__ __forceinline__ int lead_of(const G *out, int64_t stride) {
-    return stride == 1 ? static_cast<int>((reinterpret_cast<uintptr_t>(out) & 15) / sizeof(G)) : 0;
-  }
-
-  __device__ __forceinline__ void store_vector(int k, const float (&g)[kLanes<T>]) const {
-    G *at = out + in.first_column(k);
+  static __device__ __forceinline__ void store_vector(G *at, const float (&g)[kLanes<T>]) {
     if constexpr (sizeof(G) == 2) {
       __stcs(reinterpret_cast<uint4 *>(at),
              make_uint4(pack<G>(g[0], g[1]), pack<G>(g[2], g[3]), pack<G>(g[4], g[5]), pack<G>(g[6], g[7])));
@@ -84,56 +80,97 @@ struct GradWriter {
     }
   }
 
-  __device__ __forceinline__ void by_element(int k, const GradRow &grad, const Constants &c) const {
-#pragma unroll 1
+  // A vector that the row may not fill, or whose columns are not adjacent. Columns beyond the classes are padding: 0.
+  __device__ __forceinline__ void put_edge(const Params &p, int k, const uint4 &v, const GradRow &grad) const {
+    const int64_t first = static_cast<int64_t>(k) * kLanes<T> - lead;
+    const bool adjacent = p.logits.col_stride == 1 && p.grad_logits.col_stride == 1;
+    if (adjacent && first >= 0 && first + kLanes<T> <= p.classes && !grad.zero &&
+        (grad.target < first || grad.target >= first + kLanes<T>)) {
+      put_vector(out + lead + first, v, grad, p.math);
+      return;
+    }
+#pragma unroll
     for (int lane = 0; lane < kLanes<T>; ++lane) {
-      const int64_t column = in.first_column(k) + lane;
-      if (column < 0 || column >= vocab) continue;
+      const int64_t column = first + lane;
+      if (column < 0 || column >= p.vocab) continue;
       float g = 0.0f;
-      if (column < in.columns && !grad.zero) {
-        g = grad_of<F>(to_float(in.row[column * in.stride]), column == grad.target ? grad.shift_target : grad.shift,
-                       grad, c);
+      if (column < p.classes && !grad.zero) {
+        g = grad_of<F>(element<T>(v, lane), column == grad.target ? grad.shift_target : grad.shift, grad, p.math);
       }
-      store_as(out + column * out_stride, g);
+      store_as(out + lead + column * p.grad_logits.col_stride, g);
     }
   }
 
-  // Vectors first, first + kStep, ... (kDepth of them) of a row whose gradient is not all zero.
-  __device__ __forceinline__ void write(int first, const GradRow &grad, const Constants &c) const {
-    uint4 v[kDepth];
-    const bool all_inside = in.load_inside(first, v);
+  __device__ __forceinline__ void put_vector(G *at, const uint4 &v, const GradRow &grad, const Constants &c) const {
+    float g[kLanes<T>];
 #pragma unroll
-    for (int i = 0; i < kDepth; ++i) {
-      const int k = first + i * kStep;
-      if (all_inside || in.inside(k)) {
-        float g[kLanes<T>];
+    for (int lane = 0; lane < kLanes<T>; ++lane) g[lane] = grad_of<F>(element<T>(v, lane), grad.shift, grad, c);
+    store_vector(at, g);
+  }
+
+  // The gradient of a batch whose vectors are in `v`.
+  __device__ __forceinline__ void put(const Params &p, int batch, int lane, const uint4 (&v)[kBatch],
+                                      const GradRow &grad) const {
+    const int first = batch * (kBatch * 32) + lane;
+    if (static_cast<unsigned>(batch - begin) < static_cast<unsigned>(count)) {
+      G *const at = out + static_cast<int64_t>(first) * kLanes<T>;
 #pragma unroll
-        for (int lane = 0; lane < kLanes<T>; ++lane) g[lane] = grad_of<F>(element<T>(v[i], lane), grad.shift, grad, c);
-        if (k == target_vector) {  // one vector of the row: cheaper than a select in every element
+      for (int i = 0; i < kBatch; ++i) put_vector(at + i * (32 * kLanes<T>), v[i], grad, p.math);
+      if (batch == target_batch) put_target(p, first, v, grad);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < kBatch; ++i) {
+        uint4 one = v[0];
 #pragma unroll
-          for (int lane = 0; lane < kLanes<T>; ++lane) {
-            if (lane == target_lane) g[lane] = grad_of<F>(element<T>(v[i], lane), grad.shift_target, grad, c);
-          }
+        for (int j = 1; j < kBatch; ++j) {
+          if (j == i) one = v[j];
         }
-        store_vector(k, g);
-      } else if (k < vectors) {
-        by_element(k, grad, c);
+        put_edge(p, first + i * 32, one, grad);
       }
     }
   }
 
-  __device__ __forceinline__ void write_zero(int first, const Constants &c) const {
-    const GradRow zero = {true};
+  // One element of the row, stored after its vector by the same thread: cheaper than a select in all of them.
+  __device__ __forceinline__ void put_target(const Params &p, int first, const uint4 (&v)[kBatch],
+                                             const GradRow &grad) const {
+    const int64_t at = grad.target + lead - static_cast<int64_t>(first) * kLanes<T>;
+    float x = 0.0f;
+    bool mine = false;
 #pragma unroll
-    for (int i = 0; i < kDepth; ++i) {
-      const int k = first + i * kStep;
-      const int64_t column = in.first_column(k);
-      if (out_stride == 1 && column >= 0 && column + kLanes<T> <= vocab) {
-        const float g[kLanes<T>] = {};
-        store_vector(k, g);
-      } else if (k < vectors) {
-        by_element(k, zero, c);
+    for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+      for (int lane = 0; lane < kLanes<T>; ++lane) {
+        if (at != i * 32 * kLanes<T> + lane) continue;
+        x = element<T>(v[i], lane);
+        mine = true;
       }
+    }
+    if (mine) store_as(out + lead + grad.target, grad_of<F>(x, grad.shift_target, grad, p.math));
+  }
+
+  __device__ __forceinline__ void put_zero(const Params &p, int batch, int lane) const {
+    const GradRow zero = {true};
+    const int first = batch * (kBatch * 32) + lane;
+#pragma unroll 1
+    for (int k = first; k < first + (kBatch * 32) && k < vectors(p); k += 32) {
+      const int64_t column = static_cast<int64_t>(k) * kLanes<T> - lead;
+      if (p.grad_logits.col_stride == 1 && column >= 0 && column + kLanes<T> <= p.vocab) {
+        const float g[kLanes<T>] = {};
+        store_vector(out + lead + column, g);
+      } else {
+        put_edge(p, k, empty_vector<T>(), zero);
+      }
+    }
+  }
+
+  // Reads the logits, unless the gradient is zero.
+  __device__ __forceinline__ void write(const Params &p, int64_t row, int batch, int lane, const GradRow &grad) const {
+    if (grad.zero) {
+      put_zero(p, batch, lane);
+    } else {
+      uint4 v[kBatch];
+      reader(p, row).load(batch * (kBatch * 32) + lane, v);
+      put(p, batch, lane, v, grad);
     }
   }
 };

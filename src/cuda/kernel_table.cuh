@@ -19,13 +19,16 @@ const void *address(Kernel *kernel) {
 template <typename T>
 KernelTable make_table() {
   return {
-      {address(rows_kernel<T, kPlain, false>), address(rows_kernel<T, kSum, false>),
-       address(rows_kernel<T, kAll, false>), address(rows_kernel<T, kSoftcap, false>),
-       address(rows_kernel<T, kSoftcap | kAll, false>)},
-      {address(rows_kernel<T, kPlain, true>), address(rows_kernel<T, kSum, true>), address(rows_kernel<T, kAll, true>),
-       address(rows_kernel<T, kSoftcap, true>), address(rows_kernel<T, kSoftcap | kAll, true>)},
-      {address(slices_kernel<T, kPlain>), address(slices_kernel<T, kSum>), address(slices_kernel<T, kAll>),
-       address(slices_kernel<T, kSoftcap>), address(slices_kernel<T, kSoftcap | kAll>)},
+      {address(forward_kernel<T, kPlain>), address(forward_kernel<T, kSum>), address(forward_kernel<T, kAll>),
+       address(forward_kernel<T, kSoftcap>), address(forward_kernel<T, kSoftcap | kAll>)},
+      {address(both_kernel<T, kPlain>), address(both_kernel<T, kSum>), address(both_kernel<T, kAll>),
+       address(both_kernel<T, kSoftcap>), address(both_kernel<T, kSoftcap | kAll>)},
+      {address(split_kernel<T, kPlain, kForwardBatch>), address(split_kernel<T, kSum, kForwardBatch>),
+       address(split_kernel<T, kAll, kForwardBatch>), address(split_kernel<T, kSoftcap, kForwardBatch>),
+       address(split_kernel<T, kSoftcap | kAll, kForwardBatch>)},
+      {address(split_kernel<T, kPlain, kBatch>), address(split_kernel<T, kSum, kBatch>),
+       address(split_kernel<T, kAll, kBatch>), address(split_kernel<T, kSoftcap, kBatch>),
+       address(split_kernel<T, kSoftcap | kAll, kBatch>)},
       {address(combine_kernel<T, kPlain>), address(combine_kernel<T, kSum>), address(combine_kernel<T, kAll>),
        address(combine_kernel<T, kSoftcap>), address(combine_kernel<T, kSoftcap | kAll>)},
       {{address(backward_kernel<T, T, kPlain>), address(backward_kernel<T, float, kPlain>)},

@@ -10,9 +10,10 @@ namespace xent::cuda {
 inline constexpr int kFeatureSets = 5;
 
 struct KernelTable {
-  const void *rows[kFeatureSets];
-  const void *rows_and_gradient[kFeatureSets];
-  const void *slices[kFeatureSets];
+  const void *forward[kFeatureSets];
+  const void *both[kFeatureSets];
+  const void *split_forward[kFeatureSets];
+  const void *split_both[kFeatureSets];
   const void *combine[kFeatureSets];
   const void *backward[2][2];  // [softcap][float32 gradient]
 };

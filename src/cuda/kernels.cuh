@@ -3,12 +3,14 @@
 
 // The kernels that sweep logits.
 //
-//   rows_kernel      a group of threads a row: forward; with kGrad the gradient too, while the row is still in L2.
-//                    Bytes: logits once, then 8 a row. With kGrad the second read comes from L2 (walked backwards, so
-//                    that it begins with what was read last) as long as the rows in flight fit it; one write.
-//   slices_kernel    a block a slice, for few rows: leaves partials in the workspace.
-//   combine_kernel   a warp a row: merges them and writes the row's outputs, with the bits of rows_kernel.
+//   forward_kernel   a block a row, and then the next. Bytes: logits once, then 8 a row.
+//   both_kernel      the same, then the row's gradient. Bytes: logits once from memory, what the stages do not keep once
+//                    more from L2; one write.
+//   split_kernel     a warp for each warp's share of a row, for few rows: leaves partials in the workspace.
+//   combine_kernel   a warp a row: merges them and writes the row's outputs, with the bits of the first two.
 //   backward_kernel  a block for each stretch of columns of a row: logits read once, gradient written once.
+//
+// Blocks are small, several an SM in different phases: while one merges, the others load and store.
 #pragma once
 
 #include "accumulate.cuh"
@@ -23,172 +25,209 @@ __device__ __forceinline__ float target_value(const Params &p, int64_t row, cons
   return value_of<F>(to_float(x), p.math);
 }
 
-// One stretch of a warp's vectors of a row's gradient, or zeros.
+// A warp's share of a row's gradient: from the queue where `keeps`, else from memory.
 template <typename T, typename G, unsigned F>
-__device__ __forceinline__ void write_stretch(const Params &p, const GradWriter<T, G, F> &writer, int stretch,
-                                              const GradRow &grad) {
-  const int first = stretch * 32 * kDepth + static_cast<int>(threadIdx.x & 31);
-  if (grad.zero) {
-    writer.write_zero(first, p.math);
-  } else {
-    writer.write(first, grad, p.math);
-  }
-}
-
-// All of a row's gradient, from its end to its beginning, by the warps of its group.
-template <typename T, typename G, unsigned F>
-__device__ __forceinline__ void write_row_gradient(const Params &p, int64_t row, const GradRow &grad, int member) {
+__device__ __forceinline__ void write_share(const Params &p, int64_t row, const GradRow &grad, bool keeps,
+                                            const Share &share, StageQueue<T, kBatch, true> &queue) {
   const GradWriter<T, G, F> writer(p, row, grad.target);
-  const int warps = p.geometry.threads / 32;
-  const int stretches = (writer.vectors + 32 * kDepth - 1) / (32 * kDepth);
+  int batch = share.warp;
+  if (keeps) {
+    queue.go_back(share.count - share.freed);
+    batch += share.freed * share.warps;
 #pragma unroll 1
-  for (int stretch = stretches - 1 - member / 32; stretch >= 0; stretch -= warps) {
-    write_stretch<T, G, F>(p, writer, stretch, grad);
-  }
-}
-
-template <typename T, unsigned F>
-__device__ __forceinline__ void write_any_gradient(const Params &p, int64_t row, const GradRow &grad, int member) {
-  if (sizeof(T) == 4 || p.grad_logits.type != Element::f32) {
-    write_row_gradient<T, T, F>(p, row, grad, member);
-  } else {
-    write_row_gradient<T, float, F>(p, row, grad, member);
-  }
-}
-
-// 96 registers a thread: with the 64 that full occupancy leaves, the compiler spills around the batch and forward
-// loses 8 % (0.263 against 0.243 ms at 4096 x 128256 bfloat16 on an H200).
-inline constexpr int kForwardThreads = 128;
-inline constexpr int kOnePassThreads = 1024;
-
-// Vectors in flight of one thread: eight where forward alone has the registers, four where a row takes 1024 threads.
-inline constexpr int kForwardBatch = 8;
-inline constexpr int kOnePassBatch = 4;
-
-template <typename T, unsigned F, int N>
-__device__ __forceinline__ Partial sweep_slice(const Params &p, const RowReader<T> &reader, int slice, int member) {
-  const int begin = slice * p.geometry.slice_vectors;
-  const int end = begin + p.geometry.slice_vectors;
-  return sweep<T, F, N>(reader, begin, end < reader.vectors ? end : reader.vectors, p.geometry.threads, member, p.math);
-}
-
-template <typename T, unsigned F, bool kGrad>
-__global__ void __launch_bounds__(kGrad ? kOnePassThreads : kForwardThreads, kGrad ? 1 : 5)
-    rows_kernel(const __grid_constant__ Params p) {
-  constexpr int N = kGrad ? kOnePassBatch : kForwardBatch;
-  extern __shared__ float shared[];
-  const int threads = p.geometry.threads;
-  const int slices = p.geometry.slices;
-  const int group = static_cast<int>(threadIdx.x) / threads;  // 0 unless a row is one warp's
-  const int member = static_cast<int>(threadIdx.x) - group * threads;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * (blockDim.x / threads);
-  for (int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / threads) + group; row < p.rows; row += step) {
-    const RowTarget target = read_target(p, row);
-    if (target.kind == RowKind::ignored) {
-      if (member == 0) write_ignored(p, row);
-      if constexpr (kGrad) {
-        const GradRow zero = {true};
-        write_any_gradient<T, F>(p, row, zero, member);
-      }
-      continue;
-    }
-    const RowReader<T> reader(p.logits.row<T>(row), p.logits.col_stride, p.classes, 0);
-    float target_v = 0.0f;
-    if (member == 0) target_v = target_value<T, F>(p, row, target);  // before anything is overwritten
-    Partial part;
-    if (threads == 32) {
-      part = sweep<T, F, N>(reader, 0, reader.vectors, threads, member, p.math);
-      part = merge_lanes<F>(part, 32, p.math);
-    } else {
-      const int pitch = (kGrad ? threads / 32 : threads) * kPartialWords<F>;
-      float *merged = shared + p.geometry.stashed * pitch;
-      Partial total;
-      for (int base = 0; base < slices; base += p.geometry.stashed) {
-        const int count = slices - base < p.geometry.stashed ? slices - base : p.geometry.stashed;
-        for (int i = 0; i < count; ++i) {
-          part = sweep_slice<T, F, N>(p, reader, base + i, member);
-          if constexpr (kGrad) {
-            stash_warp<F>(shared + i * pitch, part, p.math);
-          } else {
-            stash<F>(shared, i, threads, member, part);
-          }
-        }
-        __syncthreads();
-        if constexpr (kGrad) {
-          for (int i = member / 32; i < count; i += threads / 32) {
-            const Partial sum = merge_slices<F>(shared + i * pitch, threads / 32, p.math);
-            if (member % 32 == 0) store_partial<F>(merged + i * kPartialWords<F>, 1, sum);
-          }
-        } else {
-          merge_stashed<F>(shared, count, threads, merged, p.math);
-        }
-        __syncthreads();
-        if (member < 32) add_slices<F>(total, merged, count, p.math);
-      }
-      part = total;
-    }
-    RowStats stats = {};
-    if (member == 0) stats = write_counted<F>(p, row, target.kind, target_v, part);
-    if constexpr (kGrad) {
-      __shared__ RowStats row_stats;
-      if (threads > 32) {
-        if (member == 0) row_stats = stats;
-        __syncthreads();
-        stats = row_stats;
+    for (int left = share.count; left > 0; --left) {
+      if (batch >= p.geometry.batches) batch = share.warp;  // the kept ones are done
+      uint4 v[kBatch];
+      queue.take(p, share, 0, true, v);
+      if (grad.zero) {
+        writer.put_zero(p, batch, share.lane);
       } else {
-        stats.m = __shfl_sync(0xffffffffu, stats.m, 0);
-        stats.d = __shfl_sync(0xffffffffu, stats.d, 0);
-        __syncwarp();  // the target's logit has been read
+        writer.put(p, batch, share.lane, v, grad);
       }
-      write_any_gradient<T, F>(p, row, grad_row(p, row, target, stats), member);
+      batch += share.warps;
     }
-    if (threads > 32) __syncthreads();  // the next row writes the shared memory that this one reads
+    batch = p.geometry.batches + share.warp;  // padding, and the chunk that a misaligned row has more than vectors
+  }
+#pragma unroll 1
+  for (; batch * (kBatch * 32) < writer.vectors(p); batch += share.warps) {
+    writer.write(p, row, batch, share.lane, grad);
   }
 }
 
 template <typename T, unsigned F>
-__global__ void __launch_bounds__(kForwardThreads) slices_kernel(const __grid_constant__ Params p) {
-  extern __shared__ float shared[];
-  const int threads = p.geometry.threads;
-  const int slices = p.geometry.slices;
-  for (int64_t piece = blockIdx.x; piece < p.rows * slices; piece += gridDim.x) {
-    const int64_t row = piece / slices;
-    const int slice = static_cast<int>(piece - row * slices);
-    if (read_target(p, row).kind == RowKind::ignored) continue;
-    const RowReader<T> reader(p.logits.row<T>(row), p.logits.col_stride, p.classes, 0);
-    const int member = static_cast<int>(threadIdx.x);
-    const Partial part = sweep_slice<T, F, kForwardBatch>(p, reader, slice, member);
-    stash<F>(shared, 0, threads, member, part);
+__device__ __forceinline__ void write_any_share(const Params &p, int64_t row, const GradRow &grad, bool keeps,
+                                                const Share &share, StageQueue<T, kBatch, true> &queue) {
+  if (sizeof(T) == 4 || p.grad_logits.type != Element::f32) {
+    write_share<T, T, F>(p, row, grad, keeps, share, queue);
+  } else {
+    write_share<T, float, F>(p, row, grad, keeps, share, queue);
+  }
+}
+
+// Where the warps of a block leave their partials of a row: kSlots rows at once, for warps to run ahead.
+inline constexpr int kSlots = 8;
+
+struct Slot {
+  int arrived;  // warps
+  int merged;   // rows that were merged here
+};
+
+// The partial of the block's `turn`-th row, in lane 0. With the gradient every warp waits for it and gets it; without,
+// the last warp to arrive gets it (and true), and nobody waits.
+template <unsigned F, bool kGrad>
+__device__ __forceinline__ bool merge_block(Partial &part, const Share &share, int turn, void *shared,
+                                            const Constants &c) {
+  const int at = turn % kSlots;
+  Slot *const slots = static_cast<Slot *>(shared);
+  float *const partials = reinterpret_cast<float *>(slots + kSlots) + at * share.warps * kPartialWords<F>;
+  bool merges = true;
+  if (kGrad) {
+    if (share.lane == 0) store_partial<F>(partials + share.warp * kPartialWords<F>, 1, part);
     __syncthreads();
-    merge_stashed<F>(shared, 1, threads, p.slice_partials + piece * kPartialWords<F>, p.math);
+  } else {
+    volatile Slot *const slot = slots + at;
+    if (share.lane == 0) {
+      while (slot->merged < turn / kSlots) {  // the row before in this slot
+      }
+      __threadfence_block();
+      store_partial<F>(partials + share.warp * kPartialWords<F>, 1, part);
+      __threadfence_block();
+      merges = atomicAdd(&slots[at].arrived, 1) == share.warps - 1;
+      __threadfence_block();
+    }
+    merges = __shfl_sync(0xffffffffu, merges, 0);
+    if (!merges) return false;
+  }
+  part = merge_warps<F>(partials, share.warps, c);
+  if (!kGrad) {
+    __syncwarp();
+    if (share.lane == 0) {
+      slots[at].arrived = 0;
+      __threadfence_block();
+      static_cast<volatile Slot *>(slots)[at].merged = turn / kSlots + 1;
+    }
+  }
+  return merges;
+}
+
+// The rows of a block. `queue` holds the first batches already.
+template <typename T, unsigned F, bool kGrad, int N, class Queue>
+__device__ __forceinline__ void walk_rows(const Params &p, const Share &share, Queue &queue, uint4 (&v)[N],
+                                          void *slots) {
+  const int step = static_cast<int>(gridDim.x);
+  int turn = 0;
+  for (int64_t base = blockIdx.x; base < p.rows; base += int64_t{32} * step) {
+    // A lane a row. In place, the targets' logits of all of them are read before the first is overwritten.
+    const int64_t mine = base + static_cast<int64_t>(share.lane) * step;
+    RowTarget target = {RowKind::ignored, 0};
+    if (mine < p.rows) target = read_target(p, mine);
+    const float value = target_value<T, F>(p, mine, target);
+    const bool ignored = mine < p.rows && target.kind == RowKind::ignored;
+    if (ignored && share.warp == 0) write_ignored(p, mine);
+    if constexpr (kGrad) {
+      for (uint32_t left = __ballot_sync(0xffffffffu, ignored); left != 0; left &= left - 1) {
+        const int64_t row = base + static_cast<int64_t>(__ffs(static_cast<int>(left)) - 1) * step;
+        write_any_share<T, F>(p, row, {true}, false, share, queue);
+      }
+    }
+    for (uint32_t left = __ballot_sync(0xffffffffu, target.kind != RowKind::ignored); left != 0; left &= left - 1) {
+      const int i = __ffs(static_cast<int>(left)) - 1;
+      const int64_t row = base + static_cast<int64_t>(i) * step;
+      const bool keeps = kGrad && gradient_fits<T>(p, row);
+      Partial part = sweep<T, F>(p, row, keeps ? share.freed : share.count, share, queue, v);
+      bool writes = true;
+      if (share.warps > 1) writes = merge_block<F, kGrad>(part, share, turn, slots, p.math);
+      if (kGrad) writes = turn % share.warps == share.warp;
+      ++turn;
+      const RowTarget row_target = {static_cast<RowKind>(__shfl_sync(0xffffffffu, static_cast<int>(target.kind), i)),
+                                    __shfl_sync(0xffffffffu, target.target, i)};
+      if (writes) {
+        const float row_value = __shfl_sync(0xffffffffu, value, i);
+        if (share.lane == 0) write_counted<F>(p, row, row_target.kind, row_value, part);
+      }
+      if constexpr (kGrad) {
+        const RowStats stats = stats_of(__shfl_sync(0xffffffffu, part.m, 0), __shfl_sync(0xffffffffu, part.d, 0));
+        write_any_share<T, F>(p, row, grad_row(p, row, row_target, stats), keeps, share, queue);
+      }
+    }
+  }
+}
+
+// Of an SM: 96 registers a thread. A spill is dear where shared memory has taken L1.
+inline constexpr int kMostThreads = 640;
+
+// What a block of `warps` warps shares, but for the stages.
+__host__ __device__ inline int slot_bytes(int warps, int words) {
+  return warps > 1 ? kSlots * (static_cast<int>(sizeof(Slot)) + warps * words * static_cast<int>(sizeof(float))) : 0;
+}
+
+template <typename T, unsigned F>
+__global__ void __launch_bounds__(kMostThreads, 1) forward_kernel(const __grid_constant__ Params p) {
+  extern __shared__ uint4 shared[];
+  const Share share(p, static_cast<int>(threadIdx.x) / 32);
+  if (share.warps > 1) {
+    if (threadIdx.x < kSlots) reinterpret_cast<Slot *>(shared)[threadIdx.x] = {0, 0};
     __syncthreads();
   }
+  uint4 v[kForwardBatch];
+  RegisterQueue<T, kForwardBatch> queue(p, share, blockIdx.x, static_cast<int>(gridDim.x), v);
+  walk_rows<T, F, false>(p, share, queue, v, shared);
+}
+
+template <typename T, unsigned F>
+__global__ void __launch_bounds__(kMostThreads, 1) both_kernel(const __grid_constant__ Params p) {
+  extern __shared__ uint4 shared[];
+  char *const memory = reinterpret_cast<char *>(shared);
+  const Share share(p, static_cast<int>(threadIdx.x) / 32);
+  StageQueue<T, kBatch, true> queue(p, share, memory + share.warp * kRingBytes<kBatch>, blockIdx.x,
+                                    static_cast<int>(gridDim.x));
+  uint4 v[kBatch];
+  walk_rows<T, F, true>(p, share, queue, v, memory + share.warps * kRingBytes<kBatch>);
+}
+
+inline constexpr int kSplitWarps = 4;
+
+// N: the batch of the kernel whose bits it gives.
+template <typename T, unsigned F, int N>
+__global__ void __launch_bounds__(kSplitWarps * 32) split_kernel(const __grid_constant__ Params p) {
+  extern __shared__ uint4 shared[];
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int64_t piece = static_cast<int64_t>(blockIdx.x) * kSplitWarps + warp;
+  const int64_t row = piece / p.geometry.warps;
+  if (row >= p.rows || read_target(p, row).kind == RowKind::ignored) return;
+  const Share share(p, static_cast<int>(piece - row * p.geometry.warps));
+  // This row alone.
+  StageQueue<T, N, false> queue(p, share, reinterpret_cast<char *>(shared) + warp * kRingBytes<N>, row,
+                                static_cast<int>(p.rows));
+  uint4 v[N];
+  const Partial part = sweep<T, F>(p, row, share.count, share, queue, v);
+  if (share.lane == 0) store_partial<F>(p.partials + piece * kPartialWords<F>, 1, part);
 }
 
 template <typename T, unsigned F>
 __global__ void __launch_bounds__(128) combine_kernel(const __grid_constant__ Params p) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * (blockDim.x / 32);
-  for (int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32; row < p.rows;
-       row += step) {
-    const RowTarget target = read_target(p, row);
-    const bool leader = threadIdx.x % 32 == 0;
-    if (target.kind == RowKind::ignored) {
-      if (leader) write_ignored(p, row);
-      continue;
-    }
-    const float *partials = p.slice_partials + row * p.geometry.slices * kPartialWords<F>;
-    const Partial part = merge_row<F>(partials, p.geometry, p.math);
-    if (leader) write_counted<F>(p, row, target.kind, target_value<T, F>(p, row, target), part);
+  wait_for_previous();
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * 4 + threadIdx.x / 32;
+  if (row >= p.rows) return;
+  const RowTarget target = read_target(p, row);
+  const bool leader = threadIdx.x % 32 == 0;
+  if (target.kind == RowKind::ignored) {
+    if (leader) write_ignored(p, row);
+    return;
   }
+  const int warps = p.geometry.warps;
+  const Partial part = merge_warps<F>(p.partials + row * warps * kPartialWords<F>, warps, p.math);
+  if (leader) write_counted<F>(p, row, target.kind, target_value<T, F>(p, row, target), part);
 }
 
 inline constexpr int kBackwardThreads = 256;
-inline constexpr int kRepeats = 4;  // stretches a warp: the coefficients of a row cost as much as a stretch
+inline constexpr int kRepeats = 4;  // batches a warp: the coefficients of a row cost as much as a batch
 
-// `warps` (a power of two up to the block's) write one piece of a row: warps * kRepeats stretches.
+// `warps` (a power of two up to the block's) write one piece of a row: warps * kRepeats batches.
 template <typename T, typename G, unsigned F>
 __global__ void __launch_bounds__(kBackwardThreads, 3)
     backward_kernel(const __grid_constant__ Params p, int pieces, int warps) {
+  wait_for_previous();
   const int group = static_cast<int>(threadIdx.x) / (warps * 32);
   const int warp = static_cast<int>(threadIdx.x) / 32 - group * warps;
   const int groups = kBackwardThreads / 32 / warps;
@@ -205,9 +244,9 @@ __global__ void __launch_bounds__(kBackwardThreads, 3)
     }
 #pragma unroll 1
     for (int repeat = 0; repeat < kRepeats; ++repeat) {
-      const int stretch = (piece * kRepeats + repeat) * warps + warp;
-      if (stretch * 32 * kDepth >= writer.vectors) break;
-      write_stretch<T, G, F>(p, writer, stretch, grad);
+      const int batch = (piece * kRepeats + repeat) * warps + warp;
+      if (batch * (kBatch * 32) >= writer.vectors(p)) break;
+      writer.write(p, row, batch, static_cast<int>(threadIdx.x & 31), grad);
     }
   }
 }

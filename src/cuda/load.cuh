@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: the libxent authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Reading a row in vectors of 16 bytes. Vector k of a row holds columns [k * kLanes, (k + 1) * kLanes) whatever the
-// row's address is, so that the arithmetic above never depends on alignment. A misaligned row is read through two
-// aligned loads (the second hits L1) and a funnel shift; the vectors at the ends of a row, and every vector of a row
-// whose columns are not adjacent, are read by element: no byte outside the row is touched.
+// Reading a row in vectors of 16 bytes. A misaligned row is read through two aligned loads (the second hits L1) and a
+// funnel shift; the vectors at the ends of a row, and every vector of a row whose columns are not adjacent, are read by
+// element: no byte outside the row is touched. Neighbouring vectors of one thread are a warp's width apart, a constant,
+// so that a batch of them needs one address and immediate offsets, and what a warp reads at once is contiguous.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,10 +19,6 @@ using f16 = __half;
 
 template <typename T>
 inline constexpr int kLanes = 16 / static_cast<int>(sizeof(T));
-
-// Neighbouring vectors of one thread are a warp's width apart, a constant, so that a batch of them needs one address
-// and immediate offsets. What a warp reads at once is contiguous.
-inline constexpr int kStep = 32;
 
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(f16 x) { return __half2float(x); }
@@ -109,8 +105,28 @@ __device__ __forceinline__ uint4 funnel(const uint4 &a, const uint4 &b, uint32_t
                     __funnelshift_r(w[2], w[3], bits), __funnelshift_r(w[3], w[4], bits));
 }
 
-// Columns [0, columns) of one row, seen as vectors that begin at column -lead (lead < kLanes; a writer chooses it so
-// that its stores are aligned, a reader takes 0).
+// Columns first .. first + kLanes - 1 by element; those outside the row are -inf.
+template <typename T>
+__device__ __forceinline__ uint4 gather(const T *row, int64_t stride, int64_t columns, int64_t first) {
+  const uint4 v = empty_vector<T>();
+  uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int lane = 0; lane < kLanes<T>; ++lane) {
+    const int64_t column = first + lane;
+    if (column < 0 || column >= columns) continue;
+    if constexpr (sizeof(T) == 4) {
+      words[lane] = *reinterpret_cast<const uint32_t *>(row + column * stride);
+    } else {
+      const uint32_t bits = *reinterpret_cast<const unsigned short *>(row + column * stride);
+      words[lane / 2] =
+          lane % 2 == 0 ? (words[lane / 2] & 0xffff0000u) | bits : (words[lane / 2] & 0xffffu) | (bits << 16);
+    }
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// Columns [0, columns) of one row, seen as vectors that begin at column -lead (lead < kLanes, chosen so that the stores
+// of a gradient are aligned).
 template <typename T>
 struct RowReader {
   const T *row;
@@ -144,58 +160,38 @@ struct RowReader {
   __device__ __forceinline__ bool inside(int k) const { return k >= begin && k < end; }
   __device__ __forceinline__ int64_t first_column(int k) const { return static_cast<int64_t>(k) * kLanes<T> - lead; }
 
-  // By element; columns outside the row are -inf.
-  __device__ __forceinline__ uint4 by_element(int k) const {
-    uint4 v = empty_vector<T>();
-    uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int lane = 0; lane < kLanes<T>; ++lane) {
-      const int64_t column = first_column(k) + lane;
-      if (column < 0 || column >= columns) continue;
-      if constexpr (sizeof(T) == 4) {
-        words[lane] = *reinterpret_cast<const uint32_t *>(row + column * stride);
-      } else {
-        const uint32_t bits = *reinterpret_cast<const unsigned short *>(row + column * stride);
-        words[lane / 2] =
-            lane % 2 == 0 ? (words[lane / 2] & 0xffff0000u) | bits : (words[lane / 2] & 0xffffu) | (bits << 16);
-      }
-    }
-    return make_uint4(words[0], words[1], words[2], words[3]);
+  __device__ __forceinline__ uint4 by_element(int k) const { return gather<T>(row, stride, columns, first_column(k)); }
+
+  template <int N>
+  __device__ __forceinline__ bool all_inside(int first) const {
+    return first >= begin && first + (N - 1) * 32 < end;
   }
 
-  // Vectors first, first + kStep, ... into v: all loads are issued before the first is used. Vectors that are not
-  // `inside` come out empty and are left to the caller. True where none was left.
+  // Vectors first, first + 32, ...: all loads are issued before the first is used. Columns outside the row are -inf.
   template <int N>
-  __device__ __forceinline__ bool load_inside(int first, uint4 (&v)[N]) const {
+  __device__ __forceinline__ void load(int first, uint4 (&v)[N]) const {
     const uint4 *at = base + first;
-    if (first >= begin && first + (N - 1) * kStep < end) {
+    if (all_inside<N>(first)) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) v[i] = at[i * kStep];
+      for (int i = 0; i < N; ++i) v[i] = at[i * 32];
       if (shift != 0) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) v[i] = funnel(v[i], at[i * kStep + 1], shift);
+        for (int i = 0; i < N; ++i) v[i] = funnel(v[i], at[i * 32 + 1], shift);
       }
-      return true;
+      return;
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       v[i] = empty_vector<T>();
-      if (!inside(first + i * kStep)) continue;
-      v[i] = at[i * kStep];
-      if (shift != 0) v[i] = funnel(v[i], at[i * kStep + 1], shift);
+      if (!inside(first + i * 32)) continue;
+      v[i] = at[i * 32];
+      if (shift != 0) v[i] = funnel(v[i], at[i * 32 + 1], shift);
     }
-    return false;
-  }
-
-  // The same for vectors below `stop`, every one complete; those from `stop` on come out empty.
-  template <int N>
-  __device__ __forceinline__ void load(int first, int stop, uint4 (&v)[N]) const {
-    if (load_inside(first, v) && first + (N - 1) * kStep < stop) return;
 #pragma unroll 1
     for (int i = 0; i < N; ++i) {
-      const int k = first + i * kStep;
-      if (k < stop && inside(k)) continue;
-      const uint4 other = k < stop ? by_element(k) : empty_vector<T>();
+      const int k = first + i * 32;
+      if (k >= vectors || inside(k)) continue;
+      const uint4 other = by_element(k);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         if (j == i) v[j] = other;

@@ -30,6 +30,9 @@ struct Constants {
   float softcap;
   float softcap_in;  // logit_scale / softcap
   float chain;       // logit_scale: dz/dx, with softcap also times 1 - tanh^2
+  float chain_rest;  // what is left of it to the row's coefficients: with softcap 4 * chain * 2^-slope_lift
+  float slope_lift;  // exponent of a large logit_scale that softcap()'s slope carries, not to flush to 0; else 0
+  float slope_drop;  // 2^-slope_lift
   float smoothing;
   float one_minus_smoothing;
   float smoothing_per_class;
@@ -53,15 +56,16 @@ __device__ __forceinline__ float reciprocal(float x) {
 }
 
 struct Softcap {
-  float value;   // softcap * tanh(logit_scale * x / softcap)
-  float factor;  // 1 - tanh^2, as 4q / (1 + q)^2: 1 - value^2 would cancel near the cap
+  float value;  // softcap * tanh(logit_scale * x / softcap)
+  float slope;  // (1 - tanh^2) / 4 * 2^slope_lift, as q / (1 + q)^2: 1 - value^2 would cancel near the cap
 };
 
 // tanh |y| = 1 - 2q / (1 + q), q = exp(-2 |y|), loses digits of a small y; there the Taylor series is exact to 1e-8.
 __device__ __forceinline__ Softcap softcap(float x, const Constants &c) {
   const float y = x * c.softcap_in;
   const float magnitude = fabsf(y);
-  const float q = exp2_approx(magnitude * (-2.0f * kLog2e));
+  const float lifted_q = exp2_approx(fmaf(magnitude, -2.0f * kLog2e, c.slope_lift));
+  const float q = lifted_q * c.slope_drop;
   const float r = reciprocal(1.0f + q);
   const float far = fmaf(-2.0f * q, r, 1.0f);
   const float y2 = magnitude * magnitude;
@@ -70,7 +74,7 @@ __device__ __forceinline__ Softcap softcap(float x, const Constants &c) {
   series = fmaf(y2, series, -1.0f / 3.0f);
   const float near = fmaf(magnitude * y2, series, magnitude);
   const float tanh = magnitude < 0.25f ? near : far;  // NaN takes `far`, which is NaN
-  return {c.softcap * copysignf(tanh, y), 4.0f * q * r * r};
+  return {c.softcap * copysignf(tanh, y), lifted_q * r * r};
 }
 
 template <unsigned F>

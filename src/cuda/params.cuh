@@ -12,24 +12,37 @@ namespace xent::cuda {
 
 enum class Element : int32_t { f32, f16, bf16, f64, i32, i64, u8 };
 
-// Out of line: rare, and its 64-bit divisions would be inlined a dozen times into every kernel.
-static __device__ __noinline__ int64_t general_row_offset(int32_t rank, const int64_t *shape, const int64_t *stride,
-                                                          int64_t row) {
-  return row_offset(rank, shape, stride, row);
-}
+// Division by a constant of the call: n / d = (n * multiplier) >> (62 + shift) for 0 <= n < 2^62 (Granlund and
+// Montgomery, 1994). A 64-bit division in a kernel is a hundred instructions, or a call that takes its registers away.
+struct Divisor {
+  uint64_t multiplier;  // floor(2^(62 + shift) / d) + 1
+  int64_t d;
+  int32_t shift;  // ceil(log2 d)
+
+  __device__ __forceinline__ int64_t quotient(int64_t n) const {
+    return static_cast<int64_t>(__umul64hi(static_cast<uint64_t>(n) << 2, multiplier) >> shift);
+  }
+};
 
 // One tensor. As xent_view, with the type as a number to switch on.
 struct Tensor {
   void *data;
   Element type;
   int32_t rank;
-  int64_t shape[XENT_MAX_LEADING_DIMS];
+  Divisor shape[XENT_MAX_LEADING_DIMS];
   int64_t stride[XENT_MAX_LEADING_DIMS];
   int64_t col_stride;
 
   __device__ __forceinline__ int64_t offset(int64_t row) const {
-    if (rank == 1) return row * stride[0];
-    return rank == 0 ? 0 : general_row_offset(rank, shape, stride, row);
+    if (rank == 0) return 0;
+    int64_t sum = 0;
+#pragma unroll 1
+    for (int dim = rank - 1; dim > 0; --dim) {
+      const int64_t outer = shape[dim].quotient(row);
+      sum += (row - outer * shape[dim].d) * stride[dim];
+      row = outer;
+    }
+    return sum + row * stride[0];
   }
   template <typename T>
   __device__ __forceinline__ T *row(int64_t r) const {
@@ -39,10 +52,9 @@ struct Tensor {
 
 // How rows are cut, see geometry.hpp.
 struct Geometry {
-  int threads;
-  int slice_vectors;
-  int slices;
-  int stashed;
+  int warps;    // that share a row
+  int batches;  // of a row
+  int keep;     // a warp keeps that many of its last batches for the gradient
 };
 
 struct Params {
@@ -58,35 +70,24 @@ struct Params {
   Tensor logits, targets, mask, row_weights, denominator;
   Tensor loss, stats, divisor, lse, entropy, predicted, row_counts;
   Tensor grad_loss, grad_logits;
-  float *row_loss;        // workspace: w * l a row, for the sum over rows
-  float *slice_partials;  // workspace: [rows, slices, words]
-  float *own_divisor;     // workspace: the divisor that loss_and_grad computes before its gradient
-  void *chunks;           // workspace: partial sums over rows
+  double *row_loss;    // workspace: w * l a row, for the sum over rows
+  float *partials;     // workspace: [rows, warps, words]
+  float *own_divisor;  // workspace: the divisor that loss_and_grad computes before its gradient
+  void *chunks;        // workspace: partial sums over rows
 };
 
-static __device__ __noinline__ float read_converted(const Tensor &tensor, int64_t offset) {
+// A floating-point value of a type that the caller chose.
+__device__ __forceinline__ double read_floating(const Tensor &tensor, int64_t offset) {
   switch (tensor.type) {
-    case Element::f32:
-      return static_cast<const float *>(tensor.data)[offset];
     case Element::f16:
-      return to_float(static_cast<const f16 *>(tensor.data)[offset]);
+      return static_cast<double>(to_float(static_cast<const f16 *>(tensor.data)[offset]));
     case Element::bf16:
-      return to_float(static_cast<const bf16 *>(tensor.data)[offset]);
+      return static_cast<double>(to_float(static_cast<const bf16 *>(tensor.data)[offset]));
     case Element::f64:
-      return static_cast<float>(static_cast<const double *>(tensor.data)[offset]);
-    case Element::i32:
-      return static_cast<float>(static_cast<const int32_t *>(tensor.data)[offset]);
-    case Element::i64:
-      return static_cast<float>(static_cast<const int64_t *>(tensor.data)[offset]);
-    case Element::u8:
-      return static_cast<float>(static_cast<const uint8_t *>(tensor.data)[offset]);
+      return static_cast<const double *>(tensor.data)[offset];
+    default:
+      return static_cast<double>(static_cast<const float *>(tensor.data)[offset]);
   }
-  return 0.0f;
-}
-
-__device__ __forceinline__ float read_float(const Tensor &tensor, int64_t offset) {
-  if (tensor.type == Element::f32) return static_cast<const float *>(tensor.data)[offset];
-  return read_converted(tensor, offset);
 }
 
 __device__ __forceinline__ int64_t read_int(const Tensor &tensor, int64_t offset) {
@@ -113,9 +114,20 @@ struct RowTarget {
   int64_t target;
 };
 
+// By the bits: no value but 0, and of a float -0, has none set.
 __device__ __forceinline__ bool masked(const Params &p, int64_t row) {
   if (p.mask.data == nullptr) return false;
-  return read_float(p.mask, p.mask.offset(row)) == 0.0f;  // no integer but 0 converts to 0
+  const int64_t at = p.mask.offset(row);
+  switch (p.mask.type) {
+    case Element::u8:
+      return static_cast<const uint8_t *>(p.mask.data)[at] == 0;
+    case Element::i64:
+      return static_cast<const int64_t *>(p.mask.data)[at] == 0;
+    case Element::f32:
+      return (static_cast<const uint32_t *>(p.mask.data)[at] & 0x7fffffffu) == 0;
+    default:
+      return static_cast<const int32_t *>(p.mask.data)[at] == 0;
+  }
 }
 
 __device__ __forceinline__ RowTarget read_target(const Params &p, int64_t row) {
@@ -126,7 +138,19 @@ __device__ __forceinline__ RowTarget read_target(const Params &p, int64_t row) {
 }
 
 __device__ __forceinline__ float read_weight(const Params &p, int64_t row) {
-  return p.row_weights.data == nullptr ? 1.0f : read_float(p.row_weights, p.row_weights.offset(row));
+  return p.row_weights.data == nullptr ? 1.0f : *p.row_weights.row<const float>(row);
+}
+
+__device__ __forceinline__ float read_denominator(const Params &p) {
+  if (p.denominator.type == Element::f32) return *static_cast<const float *>(p.denominator.data);
+  return static_cast<float>(read_int(p.denominator, 0));
+}
+
+// First thing in a kernel that may start before the launch ahead of it has ended.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 }  // namespace xent::cuda

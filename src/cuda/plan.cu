@@ -16,7 +16,6 @@ namespace {
 
 constexpr size_t kAlignment = 256;
 constexpr int64_t kSplitBytes = 512 * 1024;
-constexpr int kMostShared = 64 * 1024;  // above what any shape of rows_kernel takes
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -30,12 +29,19 @@ Element element_of(const DLDataType &type) {
   return Element::f32;
 }
 
+Divisor divisor_of(int64_t d) {
+  int32_t shift = 0;
+  while ((int64_t{1} << shift) < d) ++shift;
+  const unsigned __int128 numerator = static_cast<unsigned __int128>(1) << (62 + shift);
+  return {static_cast<uint64_t>(numerator / static_cast<uint64_t>(d)) + 1, d, shift};
+}
+
 Tensor tensor_of(const xent_view &view) {
   Tensor tensor = {};
   tensor.data = view.data;
   tensor.type = element_of(view.dtype);
   tensor.rank = view.rank;
-  std::copy_n(view.shape, view.rank, tensor.shape);
+  for (int dim = 0; dim < view.rank; ++dim) tensor.shape[dim] = divisor_of(view.shape[dim]);
   std::copy_n(view.stride, view.rank, tensor.stride);
   tensor.col_stride = view.col_stride;
   return tensor;
@@ -56,6 +62,10 @@ Constants constants_of(const xent_options &o) {
   c.softcap = static_cast<float>(o.softcap);
   c.softcap_in = capped ? normal(o.logit_scale / o.softcap) : 0.0f;
   c.chain = static_cast<float>(o.logit_scale);
+  const int lift = capped && c.chain > 1.0f ? std::ilogb(c.chain) : 0;
+  c.slope_lift = static_cast<float>(lift);
+  c.slope_drop = std::ldexp(1.0f, -lift);
+  c.chain_rest = capped ? 4.0f * std::ldexp(c.chain, -lift) : c.chain;
   c.smoothing = static_cast<float>(o.label_smoothing);
   c.one_minus_smoothing = static_cast<float>(1.0 - o.label_smoothing);
   c.smoothing_per_class = static_cast<float>(o.label_smoothing / static_cast<double>(o.classes));
@@ -85,11 +95,32 @@ int feature_set_of(const xent_options &o) {
 // A grid-stride kernel takes what does not fit.
 unsigned grid_of(int64_t blocks) { return static_cast<unsigned>(std::min<int64_t>(blocks, INT32_MAX)); }
 
-xent_status launch(const void *kernel, int64_t blocks, int threads, size_t shared, void **args, void *stream,
-                   const char *what, xent_error *err) {
-  const cudaError_t code = cudaLaunchKernel(kernel, dim3(grid_of(blocks)), dim3(static_cast<unsigned>(threads)), args,
-                                            shared, static_cast<cudaStream_t>(stream));
+// `follows`: its blocks may start while the last ones of the launch before it run; they wait before they read.
+xent_status launch(const void *kernel, int64_t blocks, int threads, size_t shared, bool follows, void **args,
+                   void *stream, const char *what, xent_error *err) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(grid_of(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared;
+  config.stream = static_cast<cudaStream_t>(stream);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = follows ? 1 : 0;
+  const cudaError_t code = cudaLaunchKernelExC(&config, kernel, args);
   return code == cudaSuccess ? XENT_OK : device_error(err, code, what);
+}
+
+xent_status load_kernel(const void *kernel, size_t shared, xent_error *err) {
+  cudaFuncAttributes attributes;
+  cudaError_t code = cudaFuncGetAttributes(&attributes, kernel);
+  const int bytes = static_cast<int>(shared);
+  // Never lowered: another plan may need more of it.
+  if (code == cudaSuccess && attributes.maxDynamicSharedSizeBytes < bytes) {
+    code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  }
+  return code == cudaSuccess ? XENT_OK : device_error(err, code, "loading a kernel");
 }
 
 }  // namespace
@@ -102,9 +133,9 @@ xent_status Plan::create(const Driver &driver, const xent_options &options, Plan
     delete plan;
     return status;
   }
-  info->forward_workspace_bytes = plan->forward_space_.bytes;
+  info->forward_workspace_bytes = plan->forward_.space.bytes;
   info->backward_workspace_bytes = 0;
-  info->loss_and_grad_workspace_bytes = plan->one_pass_space_.bytes;
+  info->loss_and_grad_workspace_bytes = plan->both_.space.bytes;
   info->saved_bytes = static_cast<size_t>(options.max_rows) * 2 * sizeof(float) +
                       (options.reduction == XENT_REDUCTION_NONE ? 0 : sizeof(float));
   info->alignment = kAlignment;
@@ -127,9 +158,15 @@ xent_status Plan::load(xent_error *err) {
   }
   context_ = context;
   const CurrentContext current(driver_, context);
-  if (const xent_status status = current.check(err); status != XENT_OK) return status;
+  xent_status status = current.check(err);
+  if (status != XENT_OK) return status;
   cudaError_t code = cudaDeviceGetAttribute(&processors_, cudaDevAttrMultiProcessorCount, options_.device.device_id);
+  int major = 0;
+  if (code == cudaSuccess) {
+    code = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, options_.device.device_id);
+  }
   if (code != cudaSuccess) return device_error(err, code, "device attributes");
+  overlaps_ = major >= 9;
 
   const DLDataType &type = options_.logits_dtype;
   kernels_ = is_f32(type) ? &kKernelsF32 : is_f16(type) ? &kKernelsF16 : &kKernelsBf16;
@@ -137,35 +174,48 @@ xent_status Plan::load(xent_error *err) {
   partial_words_ = kSets[feature_set_].words;
   lanes_ = static_cast<int>(16 / element_size(type));
   const int64_t vectors = ceil_div(options_.classes, lanes_);
-  forward_shape_ = forward_shape(vectors, partial_words_);
-  one_pass_shape_ = one_pass_shape(vectors);
-
-  // Few rows: their slices on many SMs, as long as the partials take little of the workspace.
-  if (forward_shape_.slices > 1) {
-    const int64_t row_bytes = int64_t{forward_shape_.slices} * partial_words_ * static_cast<int64_t>(sizeof(float));
-    split_rows_ = std::min({int64_t{4} * processors_, kSplitBytes / row_bytes, options_.max_rows});
-  }
-  forward_space_ = workspace(false);
-  one_pass_space_ = workspace(true);
-
+  forward_.shape = forward_shape(vectors, kForwardBatch * 32);
+  both_.shape = both_shape(vectors, kBatch * 32);
   // A kernel that was never asked for is loaded at its first launch, which a stream capture would refuse.
   const int capped = options_.softcap != 0.0 ? 1 : 0;
-  const void *used[] = {kernels_->rows[feature_set_],   kernels_->rows_and_gradient[feature_set_],
-                        kernels_->slices[feature_set_], kernels_->combine[feature_set_],
-                        kernels_->backward[capped][0],  kernels_->backward[capped][1],
-                        address(reduce_rows_kernel),    address(reduce_chunks_kernel)};
-  for (const void *kernel : used) {
-    cudaFuncAttributes attributes;
-    code = cudaFuncGetAttributes(&attributes, kernel);
-    if (code == cudaSuccess && attributes.maxDynamicSharedSizeBytes < kMostShared) {
-      code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
-    }
-    if (code != cudaSuccess) return device_error(err, code, "loading a kernel");
+  const int set = feature_set_;
+  status = prepare(forward_, kernels_->forward[set], kernels_->split_forward[set], kForwardBatch, 0, err);
+  if (status == XENT_OK) {
+    status = prepare(both_, kernels_->both[set], kernels_->split_both[set], kBatch, kRingBytes<kBatch>, err);
+  }
+  for (const void *kernel : {kernels_->combine[set], kernels_->backward[capped][0], kernels_->backward[capped][1],
+                             address(reduce_rows_kernel), address(reduce_chunks_kernel)}) {
+    if (status == XENT_OK) status = load_kernel(kernel, 0, err);
+  }
+  forward_.space = workspace(forward_, false);
+  both_.space = workspace(both_, true);
+  return status;
+}
+
+// `ring`: shared memory of a warp of the row kernel.
+xent_status Plan::prepare(Sweep &sweep, const void *rows, const void *split, int batch, int ring, xent_error *err) const {
+  const RowShape &shape = sweep.shape;
+  sweep.rows = rows;
+  sweep.split = split;
+  sweep.shared = static_cast<size_t>(shape.warps * ring + slot_bytes(shape.warps, partial_words_));
+  sweep.split_shared = static_cast<size_t>(kSplitWarps * kStages * (batch * 32 + 1) * 16);
+  xent_status status = load_kernel(rows, sweep.shared, err);
+  if (status == XENT_OK) status = load_kernel(split, sweep.split_shared, err);
+  if (status != XENT_OK) return status;
+  int blocks = 0;
+  const cudaError_t code =
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, rows, shape.warps * 32, sweep.shared);
+  if (code != cudaSuccess) return device_error(err, code, "occupancy");
+  sweep.blocks = std::max(1, std::min(blocks, shape.blocks)) * processors_;
+  // Few rows: the warps of a row on many SMs, as long as the partials take little of the workspace.
+  if (shape.warps > 1) {
+    const int64_t row_bytes = int64_t{shape.warps} * partial_words_ * static_cast<int64_t>(sizeof(float));
+    sweep.split_rows = std::min({int64_t{2} * processors_, kSplitBytes / row_bytes, options_.max_rows});
   }
   return XENT_OK;
 }
 
-Plan::Workspace Plan::workspace(bool gradient) const {
+Plan::Workspace Plan::workspace(const Sweep &sweep, bool gradient) const {
   Workspace space;
   const auto reserve = [&](size_t bytes) {
     const size_t at = space.bytes;
@@ -174,21 +224,22 @@ Plan::Workspace Plan::workspace(bool gradient) const {
   };
   const size_t rows = static_cast<size_t>(options_.max_rows);
   const size_t words = static_cast<size_t>(partial_words_);
-  if (options_.reduction != XENT_REDUCTION_NONE) space.row_loss = reserve(rows * sizeof(float));
+  if (options_.reduction != XENT_REDUCTION_NONE) space.row_loss = reserve(rows * sizeof(double));
   space.chunks = reserve(static_cast<size_t>(ceil_div(options_.max_rows, kRowsPerChunk)) * sizeof(RowSums));
+  const size_t split_rows = static_cast<size_t>(sweep.split_rows);
+  space.partials = reserve(split_rows * static_cast<size_t>(sweep.shape.warps) * words * sizeof(float));
   if (gradient) {
     space.divisor = reserve(sizeof(float));
-  } else {
-    space.partials =
-        reserve(static_cast<size_t>(split_rows_) * static_cast<size_t>(forward_shape_.slices) * words * sizeof(float));
+    space.stats = reserve(split_rows * 2 * sizeof(float));
   }
   return space;
 }
 
-Params Plan::params(const xent_problem &problem, const RowShape &shape, const Workspace &space) const {
+Params Plan::params(const xent_problem &problem, const Sweep &sweep) const {
+  const Workspace &space = sweep.space;
   Params p = {};
   p.math = constants_of(options_);
-  p.geometry = {shape.threads, shape.slice_vectors, shape.slices, shape.stashed};
+  p.geometry = {sweep.shape.warps, sweep.shape.batches, sweep.shape.keep};
   p.rows = problem.rows;
   p.classes = options_.classes;
   p.vocab = options_.vocab;
@@ -212,76 +263,79 @@ Params Plan::params(const xent_problem &problem, const RowShape &shape, const Wo
   p.grad_logits = tensor_of(problem.grad_logits);
   char *workspace = static_cast<char *>(problem.workspace);
   if (workspace != nullptr) {
-    if (options_.reduction != XENT_REDUCTION_NONE) p.row_loss = reinterpret_cast<float *>(workspace + space.row_loss);
+    if (options_.reduction != XENT_REDUCTION_NONE) p.row_loss = reinterpret_cast<double *>(workspace + space.row_loss);
     p.chunks = workspace + space.chunks;
-    p.slice_partials = reinterpret_cast<float *>(workspace + space.partials);
+    p.partials = reinterpret_cast<float *>(workspace + space.partials);
   }
   return p;
 }
 
-xent_status Plan::sweep(const Params &params, void *stream, xent_error *err) const {
+// Everything that forward writes for each row; with `sweep` being both_, where it does not split, the gradient too.
+xent_status Plan::run(const Sweep &sweep, const Params &params, void *stream, xent_error *err) const {
   Params p = params;
   void *args[] = {&p};
-  const RowShape &shape = forward_shape_;
-  if (shape.slices > 1 && p.rows <= split_rows_) {
-    const xent_status status =
-        launch(kernels_->slices[feature_set_], p.rows * shape.slices, shape.threads,
-               static_cast<size_t>(shape.threads * partial_words_) * sizeof(float), args, stream, "slices kernel", err);
-    if (status != XENT_OK) return status;
-    return launch(kernels_->combine[feature_set_], ceil_div(p.rows, 4), 128, 0, args, stream, "combine kernel", err);
+  const int warps = sweep.shape.warps;
+  if (!sweep.splits(p.rows)) {
+    return launch(sweep.rows, std::min<int64_t>(p.rows, sweep.blocks), warps * 32, sweep.shared, false, args, stream,
+                  "rows kernel", err);
   }
-  return launch_rows(kernels_->rows[feature_set_], shape, args, p.rows, stream, err);
-}
-
-xent_status Plan::launch_rows(const void *kernel, const RowShape &shape, void **args, int64_t rows, void *stream,
-                              xent_error *err) const {
-  const int block = std::max(shape.threads, 128);
-  return launch(kernel, ceil_div(rows, block / shape.threads), block,
-                static_cast<size_t>(shape.shared_bytes(partial_words_)), args, stream, "rows kernel", err);
+  const xent_status status = launch(sweep.split, ceil_div(p.rows * warps, kSplitWarps), kSplitWarps * 32,
+                                    sweep.split_shared, false, args, stream, "split kernel", err);
+  if (status != XENT_OK) return status;
+  return launch(kernels_->combine[feature_set_], ceil_div(p.rows, 4), 128, 0, overlaps_, args, stream,
+                "combine kernel", err);
 }
 
 // Everything that forward and backward write for each row.
-xent_status Plan::one_pass(const Params &params, void *stream, xent_error *err) const {
+xent_status Plan::one_pass(const Params &params, void *workspace, void *stream, xent_error *err) const {
   Params p = params;
-  void *args[] = {&p};
-  return launch_rows(kernels_->rows_and_gradient[feature_set_], one_pass_shape_, args, p.rows, stream, err);
+  if (!both_.splits(p.rows)) return run(both_, p, stream, err);
+  if (p.stats.data == nullptr) {
+    p.stats.data = static_cast<char *>(workspace) + both_.space.stats;
+    p.stats.rank = 1;
+    p.stats.stride[0] = 2;
+    p.stats.col_stride = 1;
+  }
+  const xent_status status = run(both_, p, stream, err);
+  return status != XENT_OK ? status : gradient(p, overlaps_, stream, err);
 }
 
-xent_status Plan::gradient(const Params &params, void *stream, xent_error *err) const {
+xent_status Plan::gradient(const Params &params, bool follows, void *stream, xent_error *err) const {
   Params p = params;
   const bool wide = lanes_ == 8 && p.grad_logits.type == Element::f32;
   const void *kernel = kernels_->backward[options_.softcap != 0.0 ? 1 : 0][wide ? 1 : 0];
   const int64_t vectors = ceil_div(options_.vocab + lanes_ - 1, lanes_);  // a misaligned row begins inside a vector
-  const int64_t stretches = ceil_div(vectors, 32 * kDepth);
+  const int64_t batches = ceil_div(vectors, kBatch * 32);
   int warps = 1;
-  while (warps < kBackwardThreads / 32 && warps * kRepeats < stretches) warps *= 2;
-  int pieces = static_cast<int>(ceil_div(stretches, int64_t{warps} * kRepeats));
+  while (warps < kBackwardThreads / 32 && warps * kRepeats < batches) warps *= 2;
+  int pieces = static_cast<int>(ceil_div(batches, int64_t{warps} * kRepeats));
   void *args[] = {&p, &pieces, &warps};
-  return launch(kernel, ceil_div(p.rows * pieces, kBackwardThreads / 32 / warps), kBackwardThreads, 0, args, stream,
-                "backward kernel", err);
+  return launch(kernel, ceil_div(p.rows * pieces, kBackwardThreads / 32 / warps), kBackwardThreads, 0, follows, args,
+                stream, "backward kernel", err);
 }
 
-xent_status Plan::reduce(const Params &params, int what, void *stream, xent_error *err) const {
+xent_status Plan::reduce(const Params &params, int what, bool follows, void *stream, xent_error *err) const {
   Params p = params;
   int64_t chunks = std::max<int64_t>(1, ceil_div(p.rows, kRowsPerChunk));
   void *args[] = {&p, &what};
-  const xent_status status =
-      launch(address(reduce_rows_kernel), chunks, kReduceThreads, 0, args, stream, "row sums kernel", err);
+  const xent_status status = launch(address(reduce_rows_kernel), chunks, kReduceThreads, 0, follows && overlaps_, args,
+                                    stream, "row sums kernel", err);
   if (status != XENT_OK || chunks == 1) return status;
   void *chunk_args[] = {&p, &what, &chunks};
-  return launch(address(reduce_chunks_kernel), 1, kReduceThreads, 0, chunk_args, stream, "chunk sums kernel", err);
+  return launch(address(reduce_chunks_kernel), 1, kReduceThreads, 0, overlaps_, chunk_args, stream,
+                "chunk sums kernel", err);
 }
 
 xent_status Plan::forward(const xent_problem &problem, xent_error *err) const {
   const CurrentContext current(driver_, static_cast<CUcontext>(context_));
   xent_status status = current.check(err);
   if (status != XENT_OK) return status;
-  Params p = params(problem, forward_shape_, forward_space_);
-  if (p.rows > 0) status = sweep(p, problem.stream, err);
+  Params p = params(problem, forward_);
+  if (p.rows > 0) status = run(forward_, p, problem.stream, err);
   int what = p.row_counts.data != nullptr ? kReduceCounts : 0;
   if (p.reduction != XENT_REDUCTION_NONE) what |= kReduceLoss | kReduceDivisor;
   if (p.reduction == XENT_REDUCTION_MEAN && p.denominator.data == nullptr) what |= kReduceWeights;
-  if (status == XENT_OK && what != 0) status = reduce(p, what, problem.stream, err);
+  if (status == XENT_OK && what != 0) status = reduce(p, what, p.rows > 0, problem.stream, err);
   return status;
 }
 
@@ -290,25 +344,25 @@ xent_status Plan::backward(const xent_problem &problem, xent_error *err) const {
   const CurrentContext current(driver_, static_cast<CUcontext>(context_));
   const xent_status status = current.check(err);
   if (status != XENT_OK) return status;
-  return gradient(params(problem, forward_shape_, {}), problem.stream, err);
+  return gradient(params(problem, {}), false, problem.stream, err);
 }
 
 xent_status Plan::loss_and_grad(const xent_problem &problem, xent_error *err) const {
   const CurrentContext current(driver_, static_cast<CUcontext>(context_));
   xent_status status = current.check(err);
   if (status != XENT_OK) return status;
-  Params p = params(problem, one_pass_shape_, one_pass_space_);
+  Params p = params(problem, both_);
   char *workspace = static_cast<char *>(problem.workspace);
   const bool own_divisor = p.reduction == XENT_REDUCTION_MEAN && p.denominator.data == nullptr;
   if (own_divisor) {
-    p.own_divisor = reinterpret_cast<float *>(workspace + one_pass_space_.divisor);
-    status = reduce(p, kReduceWeights | kReduceDivisor, problem.stream, err);
+    p.own_divisor = reinterpret_cast<float *>(workspace + both_.space.divisor);
+    status = reduce(p, kReduceWeights | kReduceDivisor, false, problem.stream, err);
     if (status != XENT_OK) return status;
   }
-  if (p.rows > 0) status = one_pass(p, problem.stream, err);
+  if (p.rows > 0) status = one_pass(p, workspace, problem.stream, err);
   int what = p.row_counts.data != nullptr ? kReduceCounts : 0;
   if (p.reduction != XENT_REDUCTION_NONE) what |= kReduceLoss | (own_divisor ? 0 : kReduceDivisor);
-  if (status == XENT_OK && what != 0) status = reduce(p, what, problem.stream, err);
+  if (status == XENT_OK && what != 0) status = reduce(p, what, p.rows > 0, problem.stream, err);
   return status;
 }
 

@@ -27,19 +27,30 @@ class Plan {
  private:
   // Offsets into the workspace. Pieces that a call does not use are not reserved.
   struct Workspace {
-    size_t row_loss = 0, chunks = 0, divisor = 0, partials = 0, bytes = 0;
+    size_t row_loss = 0, chunks = 0, divisor = 0, partials = 0, stats = 0, bytes = 0;
+  };
+
+  // How forward, or loss and gradient in one pass, goes over the rows.
+  struct Sweep {
+    RowShape shape = {};
+    const void *rows = nullptr;   // a block a row
+    const void *split = nullptr;  // the warps of a row on different SMs
+    size_t shared = 0, split_shared = 0;
+    int blocks = 0;
+    int64_t split_rows = 0;  // up to here it splits
+    Workspace space;
+    bool splits(int64_t count) const { return count <= split_rows; }
   };
 
   Plan(const Driver &driver, const xent_options &options) : driver_(driver), options_(options) {}
   xent_status load(xent_error *err);
-  Workspace workspace(bool gradient) const;
-  Params params(const xent_problem &problem, const RowShape &shape, const Workspace &space) const;
-  xent_status sweep(const Params &params, void *stream, xent_error *err) const;
-  xent_status launch_rows(const void *kernel, const RowShape &shape, void **args, int64_t rows, void *stream,
-                          xent_error *err) const;
-  xent_status one_pass(const Params &params, void *stream, xent_error *err) const;
-  xent_status gradient(const Params &params, void *stream, xent_error *err) const;
-  xent_status reduce(const Params &params, int what, void *stream, xent_error *err) const;
+  xent_status prepare(Sweep &sweep, const void *rows, const void *split, int batch, int ring, xent_error *err) const;
+  Workspace workspace(const Sweep &sweep, bool gradient) const;
+  Params params(const xent_problem &problem, const Sweep &sweep) const;
+  xent_status run(const Sweep &sweep, const Params &params, void *stream, xent_error *err) const;
+  xent_status one_pass(const Params &params, void *workspace, void *stream, xent_error *err) const;
+  xent_status gradient(const Params &params, bool follows, void *stream, xent_error *err) const;
+  xent_status reduce(const Params &params, int what, bool follows, void *stream, xent_error *err) const;
 
   const Driver &driver_;
   const xent_options &options_;
@@ -49,10 +60,8 @@ class Plan {
   int partial_words_ = 0;
   int lanes_ = 0;  // elements of a vector
   int processors_ = 0;
-  RowShape forward_shape_ = {};
-  RowShape one_pass_shape_ = {};
-  int64_t split_rows_ = 0;  // up to here forward gives the slices of a row to different blocks
-  Workspace forward_space_, one_pass_space_;
+  bool overlaps_ = false;  // the device can start a launch while the one before it ends
+  Sweep forward_, both_;
 };
 
 }  // namespace xent::cuda

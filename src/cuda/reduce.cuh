@@ -3,7 +3,7 @@
 
 // Sums over rows: the loss, the divisor and the row counts. A thread adds fixed rows in double, a block adds its
 // threads as a tree, and where there are more rows than one block takes, a second kernel adds the blocks. The order
-// depends on the number of rows alone. Bytes: 4 a row of losses, the targets, and mask and weights where they are
+// depends on the number of rows alone. Bytes: 8 a row of losses, the targets, and mask and weights where they are
 // given.
 #pragma once
 
@@ -54,7 +54,7 @@ __device__ __forceinline__ void finish_sums(const Params &p, int what, const Row
   double divisor = 1.0;
   const bool divided = mean || p.denominator.data != nullptr;
   if (p.denominator.data != nullptr) {
-    divisor = static_cast<double>(read_float(p.denominator, 0));
+    divisor = static_cast<double>(read_denominator(p));
   } else if (mean) {
     divisor = (what & kReduceWeights) != 0 ? static_cast<double>(static_cast<float>(sums.weight))
                                            : static_cast<double>(*p.own_divisor);
@@ -80,6 +80,7 @@ __device__ __forceinline__ void finish_sums(const Params &p, int what, const Row
 }
 
 __global__ void __launch_bounds__(kReduceThreads) reduce_rows_kernel(const __grid_constant__ Params p, int what) {
+  wait_for_previous();
   RowSums sums = {};
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kRowsPerChunk;
   const int64_t end = begin + kRowsPerChunk < p.rows ? begin + kRowsPerChunk : p.rows;
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_rows_kernel(const __gri
       continue;
     }
     ++(kind == RowKind::counted ? sums.counted : sums.out_of_range);
-    if ((what & kReduceLoss) != 0) sums.loss += static_cast<double>(p.row_loss[row]);
+    if ((what & kReduceLoss) != 0) sums.loss += p.row_loss[row];
     if ((what & kReduceWeights) != 0) sums.weight += static_cast<double>(read_weight(p, row));
   }
   sums = block_sum(sums);
@@ -104,6 +105,7 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_rows_kernel(const __gri
 
 __global__ void __launch_bounds__(kReduceThreads)
     reduce_chunks_kernel(const __grid_constant__ Params p, int what, int64_t chunks) {
+  wait_for_previous();
   RowSums sums = {};
   for (int64_t chunk = threadIdx.x; chunk < chunks; chunk += kReduceThreads) {
     sums = add(sums, static_cast<const RowSums *>(p.chunks)[chunk]);
