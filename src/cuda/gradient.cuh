@@ -49,15 +49,19 @@ struct GradWriter {
   int begin, count;  // batches that lie in the row from end to end
   int target_batch;
 
+  // With a lead that makes the stores aligned: what the address asks for, or what gradient_fits() has found to suit.
   __device__ __forceinline__ GradWriter(const Params &p, int64_t row, int64_t target)
-      : out(p.grad_logits.row<G>(row)), lead(0), begin(0), count(0) {
-    if (p.grad_logits.col_stride == 1) lead = static_cast<int>((reinterpret_cast<uintptr_t>(out) & 15) / sizeof(G));
-    out -= lead;
+      : GradWriter(p, row, target, lead_of(p, p.grad_logits.row<G>(row))) {}
+  __device__ __forceinline__ GradWriter(const Params &p, int64_t row, int64_t target, int lead_)
+      : out(p.grad_logits.row<G>(row) - lead_), lead(lead_) {
     const RowReader<T> in = reader(p, row);
     begin = (in.begin + (kBatch * 32) - 1) / (kBatch * 32);
-    count = in.end / (kBatch * 32) - begin;
-    if (p.grad_logits.col_stride != 1) count = 0;
+    count = p.grad_logits.col_stride == 1 ? max(0, in.end / (kBatch * 32) - begin) : 0;
     target_batch = static_cast<int>((target + lead) / (kLanes<T> * kBatch * 32));
+  }
+
+  static __device__ __forceinline__ int lead_of(const Params &p, const G *at) {
+    return p.grad_logits.col_stride == 1 ? static_cast<int>((reinterpret_cast<uintptr_t>(at) & 15) / sizeof(G)) : 0;
   }
 
   __device__ __forceinline__ RowReader<T> reader(const Params &p, int64_t row) const {
@@ -83,6 +87,7 @@ struct GradWriter {
   // A vector that the row may not fill, or whose columns are not adjacent. Columns beyond the classes are padding: 0.
   __device__ __forceinline__ void put_edge(const Params &p, int k, const uint4 &v, const GradRow &grad) const {
     const int64_t first = static_cast<int64_t>(k) * kLanes<T> - lead;
+    if (first >= p.vocab) return;
     const bool adjacent = p.logits.col_stride == 1 && p.grad_logits.col_stride == 1;
     if (adjacent && first >= 0 && first + kLanes<T> <= p.classes && !grad.zero &&
         (grad.target < first || grad.target >= first + kLanes<T>)) {

@@ -29,7 +29,10 @@ __device__ __forceinline__ float target_value(const Params &p, int64_t row, cons
 template <typename T, typename G, unsigned F>
 __device__ __forceinline__ void write_share(const Params &p, int64_t row, const GradRow &grad, bool keeps,
                                             const Share &share, StageQueue<T, kBatch, true> &queue) {
-  const GradWriter<T, G, F> writer(p, row, grad.target);
+  using Writer = GradWriter<T, G, F>;
+  const int lead = keeps ? static_cast<int>(shift_of(p, p.logits.row<T>(row)) / sizeof(T))
+                         : Writer::lead_of(p, p.grad_logits.row<G>(row));
+  const Writer writer(p, row, grad.target, lead);
   int batch = share.warp;
   if (keeps) {
     queue.go_back(share.count - share.freed);

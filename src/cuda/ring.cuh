@@ -218,14 +218,23 @@ class Producer {
 #pragma unroll
     for (int i = 0; i <= N; ++i) {
       const int k = first + i * 32;
-      if (k >= begin && k < end && (i < N || one_more_)) sink.copy(i, from_ + i * 512, kReadOnce);
+      if (i == N && !one_more_) continue;
+      if (k >= begin && k < end) {
+        sink.copy(i, from_ + i * 512, kReadOnce);
+      } else {
+        sink.put(i, empty_vector<T>());
+      }
     }
+    // By element: the chunks at the row's ends, or where columns are not adjacent all of them.
+    const int chunks = static_cast<int>((shift / sizeof(T) + p.classes + kLanes<T> - 1) / kLanes<T>);
+    const bool adjacent = p.logits.col_stride == 1;
 #pragma unroll 1
     for (int i = 0; i < N + (one_more_ ? 1 : 0); ++i) {
       const int k = first + i * 32;
-      if (k >= begin && k < end) continue;
+      if (k >= chunks) break;
+      if (adjacent && k >= begin && k < end) continue;
       const int64_t column = static_cast<int64_t>(k) * kLanes<T> - static_cast<int>(shift / sizeof(T));
-      sink.edge(i, gather<T>(row_, p.logits.col_stride, p.classes, column));
+      sink.put(i, gather<T>(row_, p.logits.col_stride, p.classes, column));
     }
     batch_ += share.warps;
     return false;
@@ -281,7 +290,7 @@ class StageQueue {
     __device__ __forceinline__ void copy(int i, const void *from, uint64_t policy) const {
       copy_async(at + static_cast<uint32_t>(i) * 512, from, policy);
     }
-    __device__ __forceinline__ void edge(int i, const uint4 &v) const {
+    __device__ __forceinline__ void put(int i, const uint4 &v) const {
       store_shared(at + static_cast<uint32_t>(i) * 512, v);
     }
   };
@@ -330,7 +339,7 @@ class RegisterQueue {
     __device__ __forceinline__ void copy(int i, const void *from, uint64_t) const {
       (i < N ? v[i] : after) = load_once(from);
     }
-    __device__ __forceinline__ void edge(int i, const uint4 &one) const {
+    __device__ __forceinline__ void put(int i, const uint4 &one) const {
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         if (j == i) v[j] = one;
