@@ -5,9 +5,9 @@
 //
 //   tune [--rows-bytes MiB] [--types bf16,f32] [vocab ...]
 //
-// Prints, for each vocabulary, warps a row, batches kept and blocks an SM: forward, loss_and_grad into its own buffer and
-// over the logits, in GB/s of the bytes that must move, beside a plain read and a device-to-device copy. The loss of
-// every shape is compared with that of the first; a shape that differs is reported and the exit status is 1.
+// Prints, for each vocabulary, warps a row, batches kept and blocks an SM: forward, loss_and_grad into its own buffer
+// and over the logits, in GB/s of the bytes that must move, beside a plain read and a device-to-device copy. The loss
+// of every shape is compared with that of the first; a shape that differs is reported and the exit status is 1.
 
 #include <algorithm>
 #include <cmath>
@@ -24,13 +24,13 @@ namespace {
 
 using namespace xent::cuda;
 
-#define CHECK(call)                                                                          \
-  do {                                                                                       \
-    const cudaError_t code = (call);                                                         \
-    if (code != cudaSuccess) {                                                               \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(code));     \
-      std::exit(2);                                                                          \
-    }                                                                                        \
+#define CHECK(call)                                                                      \
+  do {                                                                                   \
+    const cudaError_t code = (call);                                                     \
+    if (code != cudaSuccess) {                                                           \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(code)); \
+      std::exit(2);                                                                      \
+    }                                                                                    \
   } while (0)
 
 template <typename T>
@@ -113,17 +113,17 @@ bool tune(int64_t rows, int64_t vocab, Element type, const char *name, bool wide
   fill_targets<<<64, 256>>>(targets, rows, vocab);
   CHECK(cudaGetLastError());
   const double size = static_cast<double>(rows * vocab) * sizeof(T);
-  const double copy = 2 * size / 1e6 / median_ms([&] {
-                        CHECK(cudaMemcpyAsync(grad, logits, static_cast<size_t>(rows * vocab) * sizeof(T),
-                                              cudaMemcpyDeviceToDevice));
-                      });
+  const double copy =
+      2 * size / 1e6 / median_ms([&] {
+        CHECK(cudaMemcpyAsync(grad, logits, static_cast<size_t>(rows * vocab) * sizeof(T), cudaMemcpyDeviceToDevice));
+      });
   int device = 0, processors = 0;
   CHECK(cudaGetDevice(&device));
   CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
   const double read = size / 1e6 / median_ms([&] {
                         read_all<<<static_cast<unsigned>(processors * 4), 512>>>(
-                            reinterpret_cast<const uint4 *>(logits), rows * vocab * static_cast<int64_t>(sizeof(T)) / 16,
-                            reinterpret_cast<uint32_t *>(stats));
+                            reinterpret_cast<const uint4 *>(logits),
+                            rows * vocab * static_cast<int64_t>(sizeof(T)) / 16, reinterpret_cast<uint32_t *>(stats));
                       });
   std::printf("%s rows %lld vocab %lld: read %.0f copy %.0f GB/s\n", name, static_cast<long long>(rows),
               static_cast<long long>(vocab), read, copy);
@@ -162,8 +162,8 @@ bool tune(int64_t rows, int64_t vocab, Element type, const char *name, bool wide
       const double rate = moved / 1e6 / ms;
       const double limit = what == 0 ? read : copy;
       char text[128];
-      std::snprintf(text, sizeof text, "warps %d keep %d blocks %d: %.3f ms %.0f GB/s %.3f", warps, keep, blocks, ms, rate,
-                    rate / limit);
+      std::snprintf(text, sizeof text, "warps %d keep %d blocks %d: %.3f ms %.0f GB/s %.3f", warps, keep, blocks, ms,
+                    rate, rate / limit);
       if (rate > best[what]) best[what] = rate, best_name[what] = text;
       if (wide_search) std::printf("  %s %s\n", what == 0 ? "forward" : what == 1 ? "own" : "in place", text);
     };
@@ -190,8 +190,7 @@ bool tune(int64_t rows, int64_t vocab, Element type, const char *name, bool wide
     };
     int occupancy = 0;
     CHECK(cudaFuncSetAttribute(forward, cudaFuncAttributeMaxDynamicSharedMemorySize, slots));
-    CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&occupancy, forward, warps * 32,
-                                                        static_cast<size_t>(slots)));
+    CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&occupancy, forward, warps * 32, static_cast<size_t>(slots)));
     CHECK(cudaMemset(losses, 0xff, now.size() * 8));
     p.grad_logits = Tensor{};
     const int grid = static_cast<int>(std::min<int64_t>(rows, int64_t{occupancy} * processors));
@@ -204,8 +203,7 @@ bool tune(int64_t rows, int64_t vocab, Element type, const char *name, bool wide
       check();
     }
     CHECK(cudaFuncSetAttribute(both, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-    CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&occupancy, both, warps * 32,
-                                                        static_cast<size_t>(shared)));
+    CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&occupancy, both, warps * 32, static_cast<size_t>(shared)));
     p.geometry.batches = static_cast<int>(batches);
     const int mine = static_cast<int>((batches + warps - 1) / warps);
     for (int keep = kStages; keep >= std::max(0, kStages - 2); --keep) {
@@ -218,11 +216,8 @@ bool tune(int64_t rows, int64_t vocab, Element type, const char *name, bool wide
         for (const bool in_place : {false, true}) {
           p.grad_logits = vector_tensor(in_place ? logits : grad, type, vocab);
           CHECK(cudaMemset(losses, 0xff, now.size() * 8));
-          report(in_place ? 2 : 1,
-                 median_ms([&] {
-                   launch(both, gradient_grid, warps * 32, shared, args);
-                 }),
-                 2 * size, keep, blocks);
+          report(in_place ? 2 : 1, median_ms([&] { launch(both, gradient_grid, warps * 32, shared, args); }), 2 * size,
+                 keep, blocks);
           if (!in_place) check();
           for (int i = 0; i < (in_place ? 0 : stress); ++i) {
             CHECK(cudaMemset(losses, 0xff, now.size() * 8));

@@ -89,8 +89,8 @@ __device__ __forceinline__ void add_batch(Partial &part, const uint4 (&v)[N], in
 
 inline constexpr int kMostSerial = 64;  // batches that one accumulator may add up
 
-// A warp's share of one row, its lanes merged, in lane 0. Its batches from `freed` on stay in the queue. `v` is where the
-// queue puts a batch.
+// A warp's share of one row, its lanes merged, in lane 0. Its batches from `freed` on stay in the queue. `v` is where
+// the queue puts a batch.
 template <typename T, unsigned F, int N, class Queue>
 __device__ __forceinline__ Partial sweep(const Params &p, int64_t row, int freed, const Share &share, Queue &queue,
                                          uint4 (&v)[N]) {

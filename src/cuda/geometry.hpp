@@ -22,17 +22,17 @@ struct RowShape {
 
 inline RowShape forward_shape(int64_t vectors, int batch_vectors) {
   const int64_t batches = ceil_div(vectors, batch_vectors);
-  const int warps = batches <= 8 ? 1 : batches <= 16 ? 2 : batches <= 512 ? 4 : 8;
+  const int warps = batches <= 2 ? 1 : batches <= 8 ? 2 : batches <= 20 ? 4 : batches <= 48 ? 5 : 10;
   return {warps, static_cast<int>(batches), 0, 32};
 }
 
 inline RowShape both_shape(int64_t vectors, int batch_vectors) {
   const int64_t batches = ceil_div(vectors, batch_vectors);
-  const int warps = batches <= 5    ? 1
-                    : batches <= 10 ? 2
-                    : batches <= 20 ? 4
-                    : batches <= 40 ? 8
-                    : batches <= 60 ? 10
+  const int warps = batches <= 5     ? 1
+                    : batches <= 10  ? 2
+                    : batches <= 20  ? 4
+                    : batches <= 40  ? 8
+                    : batches <= 60  ? 10
                     : batches <= 130 ? 16
                                      : 20;
   return {warps, static_cast<int>(batches), warps == 16 ? 4 : 5, 32};

@@ -89,7 +89,7 @@ struct GradWriter {
     const int64_t first = static_cast<int64_t>(k) * kLanes<T> - lead;
     if (first >= p.vocab) return;
     const bool adjacent = p.logits.col_stride == 1 && p.grad_logits.col_stride == 1;
-    if (adjacent && first >= 0 && first + kLanes<T> <= p.classes && !grad.zero &&
+    if (adjacent && first >= 0 && first + kLanes<T> <= p.classes && !grad.zero && grad.drop == 1.0f &&
         (grad.target < first || grad.target >= first + kLanes<T>)) {
       put_vector(out + lead + first, v, grad, p.math);
       return;
@@ -100,7 +100,8 @@ struct GradWriter {
       if (column < 0 || column >= p.vocab) continue;
       float g = 0.0f;
       if (column < p.classes && !grad.zero) {
-        g = grad_of<F>(element<T>(v, lane), column == grad.target ? grad.shift_target : grad.shift, grad, p.math);
+        g = grad_of<F>(element<T>(v, lane), column == grad.target ? grad.shift_target : grad.shift, grad, p.math) *
+            grad.drop;
       }
       store_as(out + lead + column * p.grad_logits.col_stride, g);
     }
@@ -117,7 +118,7 @@ struct GradWriter {
   __device__ __forceinline__ void put(const Params &p, int batch, int lane, const uint4 (&v)[kBatch],
                                       const GradRow &grad) const {
     const int first = batch * (kBatch * 32) + lane;
-    if (static_cast<unsigned>(batch - begin) < static_cast<unsigned>(count)) {
+    if (static_cast<unsigned>(batch - begin) < static_cast<unsigned>(count) && grad.drop == 1.0f) {
       G *const at = out + static_cast<int64_t>(first) * kLanes<T>;
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) put_vector(at + i * (32 * kLanes<T>), v[i], grad, p.math);

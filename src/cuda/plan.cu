@@ -193,7 +193,8 @@ xent_status Plan::load(xent_error *err) {
 }
 
 // `ring`: shared memory of a warp of the row kernel.
-xent_status Plan::prepare(Sweep &sweep, const void *rows, const void *split, int batch, int ring, xent_error *err) const {
+xent_status Plan::prepare(Sweep &sweep, const void *rows, const void *split, int batch, int ring,
+                          xent_error *err) const {
   const RowShape &shape = sweep.shape;
   sweep.rows = rows;
   sweep.split = split;
@@ -203,8 +204,7 @@ xent_status Plan::prepare(Sweep &sweep, const void *rows, const void *split, int
   if (status == XENT_OK) status = load_kernel(split, sweep.split_shared, err);
   if (status != XENT_OK) return status;
   int blocks = 0;
-  const cudaError_t code =
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, rows, shape.warps * 32, sweep.shared);
+  const cudaError_t code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, rows, shape.warps * 32, sweep.shared);
   if (code != cudaSuccess) return device_error(err, code, "occupancy");
   sweep.blocks = std::max(1, std::min(blocks, shape.blocks)) * processors_;
   // Few rows: the warps of a row on many SMs, as long as the partials take little of the workspace.
@@ -282,8 +282,8 @@ xent_status Plan::run(const Sweep &sweep, const Params &params, void *stream, xe
   const xent_status status = launch(sweep.split, ceil_div(p.rows * warps, kSplitWarps), kSplitWarps * 32,
                                     sweep.split_shared, false, args, stream, "split kernel", err);
   if (status != XENT_OK) return status;
-  return launch(kernels_->combine[feature_set_], ceil_div(p.rows, 4), 128, 0, overlaps_, args, stream,
-                "combine kernel", err);
+  return launch(kernels_->combine[feature_set_], ceil_div(p.rows, 4), 128, 0, overlaps_, args, stream, "combine kernel",
+                err);
 }
 
 // Everything that forward and backward write for each row.
@@ -322,8 +322,8 @@ xent_status Plan::reduce(const Params &params, int what, bool follows, void *str
                                     stream, "row sums kernel", err);
   if (status != XENT_OK || chunks == 1) return status;
   void *chunk_args[] = {&p, &what, &chunks};
-  return launch(address(reduce_chunks_kernel), 1, kReduceThreads, 0, overlaps_, chunk_args, stream,
-                "chunk sums kernel", err);
+  return launch(address(reduce_chunks_kernel), 1, kReduceThreads, 0, overlaps_, chunk_args, stream, "chunk sums kernel",
+                err);
 }
 
 xent_status Plan::forward(const xent_problem &problem, xent_error *err) const {

@@ -9,13 +9,13 @@
 //
 // Forward fetches into registers, one batch of 8 vectors. (Two of 4, or stages in shared memory, gave 1 to 5 % less.)
 //
-// With the gradient a row's batches are needed twice, and a warp has kStages stages of shared memory, filled by cp.async.
-// The last `keep` batches of a row stay in their stages from the sweep to the gradient, the others are fetched again,
-// from L2, which is asked to keep them and to let go of all the rest (7 % at 128256 columns). Order of a row's fetches:
-// all batches, then those that were not kept; order of use: all batches, the kept ones, the refetched ones. Stages are
-// thereby freed in the order in which they were filled. Each use is one step, each step commits one group (an empty one
-// where nothing was freed), and a stage is filled kStages steps or more before it is used, so that "at most kStages - 1
-// groups pending" means that it has arrived.
+// With the gradient a row's batches are needed twice, and a warp has kStages stages of shared memory, filled by
+// cp.async. The last `keep` batches of a row stay in their stages from the sweep to the gradient, the others are
+// fetched again, from L2, which is asked to keep them and to let go of all the rest (7 % at 128256 columns). Order of a
+// row's fetches: all batches, then those that were not kept; order of use: all batches, the kept ones, the refetched
+// ones. Stages are thereby freed in the order in which they were filled. Each use is one step, each step commits one
+// group (an empty one where nothing was freed), and a stage is filled kStages steps or more before it is used, so that
+// "at most kStages - 1 groups pending" means that it has arrived.
 //
 // What is fetched are 16-byte chunks as they lie in memory, aligned, with -inf in the bytes that are not the row's.
 // Vector k of a row holds columns [k * kLanes, (k + 1) * kLanes) whatever the address: two neighbouring chunks and a
@@ -114,7 +114,8 @@ struct RowWalk {
   int step;
   uint32_t left;  // bit i: row base + i * step is still to come
 
-  __device__ __forceinline__ RowWalk(int64_t first, int step_) : base(first - int64_t{32} * step_), step(step_), left(0) {}
+  __device__ __forceinline__ RowWalk(int64_t first, int step_)
+      : base(first - int64_t{32} * step_), step(step_), left(0) {}
 
   // -1 after the last.
   __device__ __forceinline__ int64_t next(const Params &p) {
@@ -308,8 +309,7 @@ class StageQueue {
 template <typename T, int N>
 class RegisterQueue {
  public:
-  __device__ __forceinline__ RegisterQueue(const Params &p, const Share &share, int64_t first, int step,
-                                           uint4 (&v)[N])
+  __device__ __forceinline__ RegisterQueue(const Params &p, const Share &share, int64_t first, int step, uint4 (&v)[N])
       : producer_(first, step) {
     refill(p, share, v);
   }

@@ -33,7 +33,7 @@ __device__ __forceinline__ RowStats stats_of(float m, float d) { return {m, d ==
 // `target_value` is v at the target, or anything where the row is out of range.
 template <unsigned F>
 __device__ __forceinline__ void write_counted(const Params &p, int64_t row, RowKind kind, float target_value,
-                                                  const Partial &part) {
+                                              const Partial &part) {
   const Constants &c = p.math;
   const RowStats stats = stats_of(part.m, part.d);
   const float log_d = logf(stats.d);
@@ -78,9 +78,10 @@ __device__ __forceinline__ void write_counted(const Params &p, int64_t row, RowK
   }
 }
 
-// dx_i = slope_i * (2^((v_i - m) * exponent + lift) * scale + shift), `shift_target` in place of `shift` at the target;
-// slope_i is 1, or softcap()'s. `lift` takes the exponent of a large coefficient (z-loss, logit_scale) out of `scale`,
-// so that it does not magnify what the exponential flushes to 0.
+// dx_i = slope_i * (2^((v_i - m) * exponent + lift) * scale + shift) * drop, `shift_target` in place of `shift` at the
+// target; slope_i is 1, or softcap()'s. `lift` takes the exponent of a large coefficient (z-loss, logit_scale) out of
+// `scale`, so that it does not magnify what the exponential flushes to 0. `drop` is 1, or a power of two that keeps
+// small coefficients normal: then the gradient is rounded once, and slowly.
 struct GradRow {
   bool zero;  // the whole row is exactly 0
   float m;
@@ -88,6 +89,7 @@ struct GradRow {
   float scale;
   float shift;
   float shift_target;
+  float drop;
   int64_t target;
 };
 
@@ -122,8 +124,7 @@ __device__ __forceinline__ GradRow grad_row(const Params &p, int64_t row, const 
   if (divisor != 1.0f) f /= static_cast<double>(divisor);
   double peak = 1.0;
   if (c.z_loss != 0.0f) {
-    const double lse =
-        static_cast<double>(c.unit) * static_cast<double>(stats.m) + static_cast<double>(logf(stats.d));
+    const double lse = static_cast<double>(c.unit) * static_cast<double>(stats.m) + static_cast<double>(logf(stats.d));
     peak += 2.0 * static_cast<double>(c.z_loss) * lse;
   }
   peak /= static_cast<double>(stats.d);
@@ -131,12 +132,22 @@ __device__ __forceinline__ GradRow grad_row(const Params &p, int64_t row, const 
   const int lift = slope > 1.0 ? min(ilogb(slope), kMostLift) : 0;  // 0 for NaN
   grad.m = stats.m;
   grad.lift = static_cast<float>(lift);
-  grad.scale = narrow(scalbn(f * peak, -lift));
-  grad.shift = c.smoothing_per_class != 0.0f ? narrow(-f * static_cast<double>(c.smoothing_per_class)) : 0.0f;
-  grad.shift_target =
-      c.one_minus_smoothing != 0.0f
-          ? narrow(-f * (static_cast<double>(c.smoothing_per_class) + static_cast<double>(c.one_minus_smoothing)))
-          : grad.shift;
+  double scale = scalbn(f * peak, -lift);
+  double shift = -f * static_cast<double>(c.smoothing_per_class);
+  double shift_target = shift - f * static_cast<double>(c.one_minus_smoothing);
+  grad.drop = 1.0f;
+  const auto small = [](double x) { return x != 0.0 && fabs(x) < 0x1p-100; };
+  if (small(scale) || small(shift) || small(shift_target)) {
+    const double most = fmax(fabs(scale), fmax(fabs(shift), fabs(shift_target)));
+    const int raise = max(0, min(-ilogb(most), 126));
+    grad.drop = scalbnf(1.0f, -raise);
+    scale = scalbn(scale, raise);
+    shift = scalbn(shift, raise);
+    shift_target = scalbn(shift_target, raise);
+  }
+  grad.scale = narrow(scale);
+  grad.shift = c.smoothing_per_class != 0.0f ? narrow(shift) : 0.0f;
+  grad.shift_target = c.one_minus_smoothing != 0.0f ? narrow(shift_target) : grad.shift;
   return grad;
 }
 
