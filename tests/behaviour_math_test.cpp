@@ -236,8 +236,8 @@ TEST_P(Math, SmallVocabularies) {
 }
 
 TEST_P(Math, Vocabularies) {
-  for (const int64_t vocab : {1000, 1023, 1024, 1025, 4096, 4097, 8191, 16383, 16384, 16385, 32000, 32767, 32768, 32769,
-                              50257, 65537, 128256, 262144}) {
+  for (const int64_t vocab : {1000,  1023,  1024,  1025,  2047,  2048,  2049,  4096,  4097,   8191,  16383,
+                              16384, 16385, 32000, 32767, 32768, 32769, 50257, 65537, 128256, 262144}) {
     for (const DLDataType dtype : dtypes_of(backend())) {
       Problem p = plain(rng_, backend(), dtype, {vocab > 60000 ? 2 : 3}, vocab, choose(rng_, kFamilies));
       p.entropy = p.predicted = true;

@@ -3,9 +3,9 @@
 
 // The gradient kernels: one read of the columns, one write of the gradient.
 //
-// A block of 1024 columns is computed in acc and rounded once, when it is stored. A packed acc row goes from memory to
-// memory; any other input or output, a streamed output and the block that holds the target pass through L1. The
-// target's column is given by the caller and replaces the block's value before the store.
+// A block of 2048 columns is computed in acc and rounded once, when it is stored. A packed row of acc or bfloat16 goes
+// from memory to memory; any other input or output, and the block that holds the target, pass through L1. The target's
+// column is given by the caller and replaces the block's value before the store.
 
 #include <algorithm>
 
@@ -20,78 +20,127 @@ HWY_BEFORE_NAMESPACE();
 namespace xent::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+// NaN as arithmetic makes it: rounding to bfloat16 by an integer addition must not carry through its low bits.
+template <class A>
+A Clean(double value) {
+  return value == value ? static_cast<A>(value) : std::numeric_limits<A>::quiet_NaN();
+}
+
 template <class A>
 struct GradConsts {
   GradConsts(const RowMath &math, const GradRow &row)
       : half(static_cast<A>(math.half)),
-        max_half(static_cast<A>(row.max) * half),
+        max_half(Clean<A>(row.max) * half),
         rest(static_cast<A>(math.scale / math.half)),
-        factor(static_cast<A>(row.factor)),
-        offset(static_cast<A>(row.offset)),
-        round(ExpConst<A>::kRound + static_cast<A>(row.lift)),
-        lowest(static_cast<A>(ExpConst<A>::kLowest - row.lift * 0.69314718055994531)),
+        factor(Clean<A>(row.factor)),
+        offset(Clean<A>(row.offset)),
+        lift(row.lift),
         up(static_cast<A>(std::ldexp(1.0, std::max(row.post, 0)))),
         down(static_cast<A>(std::ldexp(1.0, std::min(row.post, 0)))),
         cap(static_cast<A>(math.softcap)),
         ratio(static_cast<A>(math.cap_ratio)) {}
-  A half, max_half, rest, factor, offset, round, lowest, up, down, cap, ratio;
+  A half, max_half, rest, factor, offset;
+  Lift<A> lift;
+  A up, down, cap, ratio;
 };
 
 // kPlain: scale is 1, as it always is with softcap, and multiplications by 1 are left out, by 2^post = 1 too.
-template <class D, bool kSoftcap, bool kPlain, class V = hn::Vec<D>>
+template <bool kPlain, class D, class V = hn::Vec<D>>
+HWY_INLINE V Down(D d, const GradConsts<hn::TFromD<D>> &c, V v) {
+  if constexpr (kPlain) return hn::Sub(hn::Set(d, c.max_half), v);
+  return hn::Mul(hn::NegMulAdd(v, hn::Set(d, c.half), hn::Set(d, c.max_half)), hn::Set(d, c.rest));
+}
+
+template <bool kPlain, class D, class V = hn::Vec<D>>
+HWY_INLINE V Finish(D d, const GradConsts<hn::TFromD<D>> &c, V e) {
+  const V grad = hn::MulSub(e, hn::Set(d, c.factor), hn::Set(d, c.offset));
+  return kPlain ? grad : hn::Mul(grad, hn::Set(d, c.up * c.down));
+}
+
+template <bool kSoftcap, bool kPlain, class D, class V = hn::Vec<D>>
 HWY_INLINE V GradVector(D d, const GradConsts<hn::TFromD<D>> &c, V v) {
   V slope;
   if constexpr (kSoftcap) v = Squash(d, v, hn::Set(d, c.cap), hn::Set(d, c.ratio), &slope);
-  V u;
-  if constexpr (kPlain) {
-    u = hn::Sub(v, hn::Set(d, c.max_half));
-  } else {
-    u = hn::Mul(hn::MulSub(v, hn::Set(d, c.half), hn::Set(d, c.max_half)), hn::Set(d, c.rest));
-  }
-  const V e = ExpLifted(d, u, hn::Set(d, c.round), hn::Set(d, c.lowest));
-  const V grad = hn::MulSub(e, hn::Set(d, c.factor), hn::Set(d, c.offset));
+  const V e = ExpDown(d, Down<kPlain>(d, c, v), hn::Set(d, c.lift.round), hn::Set(d, c.lift.deepest));
+  const V grad = Finish<kPlain>(d, c, e);
   if constexpr (kSoftcap) return hn::Mul(hn::Mul(grad, hn::Mul(slope, hn::Set(d, c.up))), hn::Set(d, c.down));
-  if constexpr (!kPlain) return hn::Mul(grad, hn::Set(d, c.up * c.down));
   return grad;
 }
 
-// `out` may be `v`.
-template <class A, bool kSoftcap, bool kPlain>
-void GradBlock(const RowMath &math, const GradRow &row, const A *v, A *out, size_t n) {
+// Columns of S, acc or bfloat16, into columns of the same type; `to` may be `from`. kStream: past the caches.
+template <class S, bool kSoftcap, bool kPlain, bool kStream, class A = Acc<S>>
+void GradColumns(const RowMath &math, const GradRow &row, const S *from, S *to, size_t n) {
   const Tag<A> d;
-  using D = Tag<A>;
-  const size_t lanes = hn::Lanes(d);
+  using V = hn::Vec<Tag<A>>;
+  const size_t pair = 2 * hn::Lanes(d);
   const GradConsts<A> c(math, row);
+  const auto some = [&](size_t i, size_t count) {
+    V a, b;
+    LoadPairTail(d, from + i, count, A{0}, a, b);
+    a = GradVector<kSoftcap, kPlain>(d, c, a);
+    b = GradVector<kSoftcap, kPlain>(d, c, b);
+    StorePairTail(d, a, b, to + i, count);
+  };
   size_t i = 0;
-  for (; i + 2 * lanes <= n; i += 2 * lanes) {
-    const auto a = GradVector<D, kSoftcap, kPlain>(d, c, hn::LoadU(d, v + i));
-    const auto b = GradVector<D, kSoftcap, kPlain>(d, c, hn::LoadU(d, v + i + lanes));
-    hn::StoreU(a, d, out + i);
-    hn::StoreU(b, d, out + i + lanes);
+  if constexpr (kStream) {
+    const size_t vector = hn::Lanes(d) * sizeof(A);
+    i = (vector - reinterpret_cast<uintptr_t>(to) % vector) % vector / sizeof(S);
+    if (i > n) i = n;
+    if (i > 0) some(0, i);
   }
-  for (; i + lanes <= n; i += lanes) hn::StoreU(GradVector<D, kSoftcap, kPlain>(d, c, hn::LoadU(d, v + i)), d, out + i);
-  if (i < n) StoreTail(GradVector<D, kSoftcap, kPlain>(d, c, LoadTail(d, v + i, n - i, A{0})), d, out + i, n - i);
+  if constexpr (!kSoftcap) {
+    for (; i + 2 * pair <= n; i += 2 * pair) {
+      V v0, v1, v2, v3;
+      LoadPair(d, from + i, v0, v1);
+      LoadPair(d, from + i + pair, v2, v3);
+      v0 = Down<kPlain>(d, c, v0), v1 = Down<kPlain>(d, c, v1);
+      v2 = Down<kPlain>(d, c, v2), v3 = Down<kPlain>(d, c, v3);
+      ExpDown4(d, v0, v1, v2, v3, hn::Set(d, c.lift.round), hn::Set(d, c.lift.deepest));
+      StorePair<kStream>(d, Finish<kPlain>(d, c, v0), Finish<kPlain>(d, c, v1), to + i);
+      StorePair<kStream>(d, Finish<kPlain>(d, c, v2), Finish<kPlain>(d, c, v3), to + i + pair);
+    }
+  }
+  for (; i + pair <= n; i += pair) {
+    V a, b;
+    LoadPair(d, from + i, a, b);
+    a = GradVector<kSoftcap, kPlain>(d, c, a);
+    b = GradVector<kSoftcap, kPlain>(d, c, b);
+    StorePair<kStream>(d, a, b, to + i);
+  }
+  if (i < n) some(i, n - i);
+}
+
+template <class S>
+using Columns = void (*)(const RowMath &, const GradRow &, const S *, S *, size_t);
+
+template <class S, bool kStream>
+Columns<S> ColumnsFor(const RowMath &math, const GradRow &row) {
+  if (math.softcap != 0) return &GradColumns<S, true, true, kStream>;
+  if (math.scale == 1 && math.half == 1 && row.post == 0) return &GradColumns<S, false, true, kStream>;
+  return &GradColumns<S, false, false, kStream>;
 }
 
 template <class T, class O, class A = Acc<T>>
 void Grad(const RowMath &math, const GradRow &row, const Span &span, const GradOut &out) {
-  const bool plain = math.scale == 1 && math.half == 1 && row.post == 0;
-  const auto grad = math.softcap != 0 ? &GradBlock<A, true, true>
-                    : plain           ? &GradBlock<A, false, true>
-                                      : &GradBlock<A, false, false>;
+  constexpr bool kDirect = std::is_same_v<T, O> && (std::is_same_v<T, A> || std::is_same_v<T, BF16>);
+  const bool direct = kDirect && span.stride == 1 && out.stride == 1;
+  const Columns<A> grad = ColumnsFor<A, false>(math, row);
+  [[maybe_unused]] Columns<O> straight = nullptr;
+  if constexpr (kDirect) straight = out.stream ? ColumnsFor<O, true>(math, row) : ColumnsFor<O, false>(math, row);
   HWY_ALIGN A block[kBlock];
-  for (int64_t begin = span.begin; begin < span.end; begin += kBlock) {
+  const int64_t blocks = (span.end - span.begin + kBlock - 1) / kBlock;
+  for (int64_t i = 0; i < blocks; ++i) {
+    const int64_t begin = span.begin + (out.backwards ? blocks - 1 - i : i) * kBlock;
     const int64_t left = span.end - begin;
     const size_t n = static_cast<size_t>(left < kBlock ? left : kBlock);
-    const A *v = PackedBlock<T>(span, begin, n, block);
     const bool holds_target = row.target >= begin && row.target < begin + static_cast<int64_t>(n);
-    if constexpr (std::is_same_v<O, A>) {
-      if (out.stride == 1 && !out.stream && !holds_target) {
-        grad(math, row, v, static_cast<O *>(out.row) + begin, n);
+    if constexpr (kDirect) {
+      if (direct && !holds_target) {
+        straight(math, row, static_cast<const T *>(span.row) + begin, static_cast<O *>(out.row) + begin, n);
         continue;
       }
     }
-    grad(math, row, v, block, n);
+    grad(math, row, PackedBlock<T>(span, begin, n, block), block, n);
     if (holds_target) block[row.target - begin] = static_cast<A>(row.target_grad);
     StoreBlock<O>(static_cast<const A *>(block), out, begin, n);
   }

@@ -76,7 +76,7 @@ class Call {
     if (split_) {
       for_slices(0, problem_.rows, [&](int64_t row, int64_t slice) { grad_slice(row, read_stats(row), slice); });
     } else {
-      for_rows([&](int64_t row) { grad_row(row, read_stats(row)); });
+      for_rows([&](int64_t row) { grad_row(row, read_stats(row), false); });
     }
   }
 
@@ -100,7 +100,7 @@ class Call {
         const Row what = read_target(problem_, row);
         const bool counts = what.kind != RowKind::kIgnored;
         if (counts) total = total_of(row);
-        grad_row(row, finish_row(row, what, counts ? &total : nullptr));
+        grad_row(row, finish_row(row, what, counts ? &total : nullptr), true);
       });
     }
     write_totals();
@@ -378,16 +378,18 @@ class Call {
     return static_cast<double>(std::clamp(std::ldexp(value, -by), -largest, largest));
   }
 
-  void grad_columns(int64_t row, const GradRow &grad, const Span &span) const {
-    grad_kernel_(
-        math_, grad, span,
-        {const_cast<void *>(row_address(problem_.grad_logits, row)), problem_.grad_logits.col_stride, stream_});
+  void grad_columns(int64_t row, const GradRow &grad, const Span &span, bool backwards) const {
+    grad_kernel_(math_, grad, span,
+                 {const_cast<void *>(row_address(problem_.grad_logits, row)), problem_.grad_logits.col_stride, stream_,
+                  backwards});
   }
 
-  void grad_row(int64_t row, const Stats &stats) {
+  void grad_row(int64_t row, const Stats &stats, bool backwards) {
     GradRow grad;
     if (!grad_coefficients(row, stats, 0, options_.columns, &grad)) return zero_columns(row, 0, options_.vocab);
-    for (int64_t slice = 0; slice < plan_.slices; ++slice) grad_columns(row, grad, columns(row, slice));
+    if (options_.columns == 0) return zero_columns(row, 0, options_.vocab);  // an empty shard
+    grad_columns(row, grad, {row_address(problem_.logits, row), problem_.logits.col_stride, 0, options_.columns},
+                 backwards);
     zero_columns(row, options_.columns, options_.vocab);
   }
 
@@ -398,7 +400,7 @@ class Call {
     if (!grad_coefficients(row, stats, span.begin, span.end, &grad)) {
       return zero_columns(row, span.begin, last ? options_.vocab : span.end);
     }
-    grad_columns(row, grad, span);
+    grad_columns(row, grad, span, false);
     if (last) zero_columns(row, options_.columns, options_.vocab);
   }
 

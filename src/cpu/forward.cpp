@@ -3,12 +3,13 @@
 
 // The forward kernels: one read of the columns, one Partial out.
 //
-// A block of 1024 columns (in L1: where it lies when it is packed acc, else a converted copy) is passed over twice: its
-// maximum, then the sums against that maximum in four accumulators. While the second pass computes, the next block is
-// fetched. Columns enter accumulators by their position in the block alone.
+// A block of 2048 columns (in L1: where it lies when it is packed acc or bfloat16, else a converted copy) is passed
+// over twice: its maximum, then the sums against that maximum. While the second pass computes, the next block is
+// fetched. Columns enter accumulators by their position in the block alone, as the type and the options say.
 //
-// An accumulator takes few additions before it is added, error-free, to the block's: where one logit dominates, its 1
-// is in one lane, and the equal small terms of a flat tail would all be rounded the same way against it.
+// Eight vectors are added as a tree, four trees in an accumulator, and that is added, error-free, to the block's: where
+// one logit dominates, its 1 is in one lane, and the equal small terms of a flat tail would all be rounded the same way
+// against it.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/forward.cpp"
@@ -23,23 +24,29 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 template <class A>
 inline constexpr A kLowest = std::numeric_limits<A>::lowest();
-constexpr size_t kSerial = 4;  // additions an accumulator
 
 // No less than `least`. Max(value, so_far) may drop or keep a NaN: the sum sees it in any case.
-template <class A>
-A BlockMax(const A *v, size_t n, A least) {
+template <class S, class A = Acc<S>>
+A BlockMax(const S *from, size_t n, A least) {
   const Tag<A> d;
-  const size_t lanes = hn::Lanes(d);
+  const size_t pair = 2 * hn::Lanes(d);
   auto m0 = hn::Set(d, least), m1 = m0, m2 = m0, m3 = m0;
+  hn::Vec<Tag<A>> a, b;
   size_t i = 0;
-  for (; i + 4 * lanes <= n; i += 4 * lanes) {
-    m0 = hn::Max(hn::LoadU(d, v + i), m0);
-    m1 = hn::Max(hn::LoadU(d, v + i + lanes), m1);
-    m2 = hn::Max(hn::LoadU(d, v + i + 2 * lanes), m2);
-    m3 = hn::Max(hn::LoadU(d, v + i + 3 * lanes), m3);
+  for (; i + 2 * pair <= n; i += 2 * pair) {
+    LoadPair(d, from + i, a, b);
+    m0 = hn::Max(a, m0), m1 = hn::Max(b, m1);
+    LoadPair(d, from + i + pair, a, b);
+    m2 = hn::Max(a, m2), m3 = hn::Max(b, m3);
   }
-  for (; i + lanes <= n; i += lanes) m0 = hn::Max(hn::LoadU(d, v + i), m0);
-  if (i < n) m1 = hn::Max(LoadTail(d, v + i, n - i, least), m1);
+  for (; i < n; i += pair) {
+    if (n - i < pair) {
+      LoadPairTail(d, from + i, n - i, -std::numeric_limits<A>::infinity(), a, b);
+    } else {
+      LoadPair(d, from + i, a, b);
+    }
+    m0 = hn::Max(a, m0), m1 = hn::Max(b, m1);
+  }
   return hn::GetLane(hn::MaxOfLanes(d, hn::Max(hn::Max(m0, m1), hn::Max(m2, m3))));
 }
 
@@ -78,23 +85,72 @@ struct SumConsts {
         max_half(max * half),
         rest(static_cast<A>(math.scale / math.half)),
         unit(static_cast<A>(math.shift_unit)),
-        max_unit(max * unit) {}
+        max_unit(max * unit),
+        lift(0) {}
   A half, max_half, rest, unit, max_unit;
+  Lift<A> lift;
 };
 
+// What a column adds to the three sums, or many columns; `entropy` with the other sign.
+template <class V>
+struct Terms {
+  V sum, shift, entropy;
+};
+
+template <bool kShift, bool kEntropy, class V>
+HWY_INLINE Terms<V> Plus(const Terms<V> &x, const Terms<V> &y) {
+  Terms<V> out;
+  out.sum = hn::Add(x.sum, y.sum);
+  if constexpr (kShift) out.shift = hn::Add(x.shift, y.shift);
+  if constexpr (kEntropy) out.entropy = hn::Add(x.entropy, y.entropy);
+  return out;
+}
+
 // kPlain: scale is 1, and two multiplications by 1 are left out.
-template <class D, bool kPlain, bool kShift, bool kEntropy, class V = hn::Vec<D>>
-HWY_INLINE void Accumulate(D d, const SumConsts<hn::TFromD<D>> &c, V v, V &sum, V &shift, V &entropy) {
-  V u;
-  if constexpr (kPlain) {
-    u = hn::Sub(v, hn::Set(d, c.max_half));
-  } else {
-    u = hn::Mul(hn::MulSub(v, hn::Set(d, c.half), hn::Set(d, c.max_half)), hn::Set(d, c.rest));
-  }
-  const V e = Exp(d, u);
-  sum = hn::Add(sum, e);
-  if constexpr (kShift) shift = hn::Add(shift, hn::MulSub(v, hn::Set(d, c.unit), hn::Set(d, c.max_unit)));
-  if constexpr (kEntropy) entropy = hn::Add(entropy, hn::IfThenZeroElse(hn::Eq(e, hn::Zero(d)), hn::Mul(u, e)));
+template <bool kPlain, class D, class V = hn::Vec<D>>
+HWY_INLINE V Down(D d, const SumConsts<hn::TFromD<D>> &c, V v) {
+  if constexpr (kPlain) return hn::Sub(hn::Set(d, c.max_half), v);
+  return hn::Mul(hn::NegMulAdd(v, hn::Set(d, c.half), hn::Set(d, c.max_half)), hn::Set(d, c.rest));
+}
+
+template <bool kShift, bool kEntropy, class D, class V = hn::Vec<D>>
+HWY_INLINE Terms<V> TermsOf(D d, const SumConsts<hn::TFromD<D>> &c, V v, V down, V e) {
+  Terms<V> out;
+  out.sum = e;
+  if constexpr (kShift) out.shift = hn::MulSub(v, hn::Set(d, c.unit), hn::Set(d, c.max_unit));
+  if constexpr (kEntropy) out.entropy = hn::IfThenZeroElse(hn::Eq(e, hn::Zero(d)), hn::Mul(down, e));
+  return out;
+}
+
+// Of one vector.
+template <bool kPlain, bool kShift, bool kEntropy, class D, class V = hn::Vec<D>>
+HWY_INLINE Terms<V> OneOf(D d, const SumConsts<hn::TFromD<D>> &c, V v) {
+  const V down = Down<kPlain>(d, c, v);
+  const V e = ExpDown(d, down, hn::Set(d, c.lift.round), hn::Set(d, c.lift.deepest));
+  return TermsOf<kShift, kEntropy>(d, c, v, down, e);
+}
+
+// Of the two vectors at `from`, added.
+template <bool kPlain, bool kShift, bool kEntropy, class D, class S, class V = hn::Vec<D>>
+HWY_INLINE Terms<V> TwoOf(D d, const SumConsts<hn::TFromD<D>> &c, const S *from) {
+  V a, b;
+  LoadPair(d, from, a, b);
+  return Plus<kShift, kEntropy>(OneOf<kPlain, kShift, kEntropy>(d, c, a), OneOf<kPlain, kShift, kEntropy>(d, c, b));
+}
+
+// Of the four vectors at `from`, added as a tree.
+template <bool kPlain, bool kShift, bool kEntropy, class D, class S, class V = hn::Vec<D>>
+HWY_INLINE Terms<V> FourOf(D d, const SumConsts<hn::TFromD<D>> &c, const S *from) {
+  V v0, v1, v2, v3;
+  LoadPair(d, from, v0, v1);
+  LoadPair(d, from + 2 * hn::Lanes(d), v2, v3);
+  const V d0 = Down<kPlain>(d, c, v0), d1 = Down<kPlain>(d, c, v1), d2 = Down<kPlain>(d, c, v2),
+          d3 = Down<kPlain>(d, c, v3);
+  V e0 = d0, e1 = d1, e2 = d2, e3 = d3;
+  ExpDown4(d, e0, e1, e2, e3, hn::Set(d, c.lift.round), hn::Set(d, c.lift.deepest));
+  return Plus<kShift, kEntropy>(
+      Plus<kShift, kEntropy>(TermsOf<kShift, kEntropy>(d, c, v0, d0, e0), TermsOf<kShift, kEntropy>(d, c, v1, d1, e1)),
+      Plus<kShift, kEntropy>(TermsOf<kShift, kEntropy>(d, c, v2, d2, e2), TermsOf<kShift, kEntropy>(d, c, v3, d3, e3)));
 }
 
 // total + rest += s, without an error: what the addition loses goes to `rest`.
@@ -118,57 +174,75 @@ HWY_INLINE double SumOf(D d, V total, V rest) {
   return sum + low;
 }
 
-// `ahead`, `ahead_bytes`: the next block, of `width` bytes a column.
-template <class A, bool kPlain, bool kShift, bool kEntropy>
-void BlockSums(const RowMath &math, const A *v, size_t n, A max, const char *ahead, size_t ahead_bytes, size_t width,
+constexpr int kSerial = 4;  // eights of vectors an accumulator
+
+// `ahead`, `ahead_bytes`: the next block.
+template <class S, bool kPlain, bool kShift, bool kEntropy, class A = Acc<S>>
+void BlockSums(const RowMath &math, const S *from, size_t n, A max, const char *ahead, size_t ahead_bytes,
                Partial *out) {
   const Tag<A> d;
   using V = hn::Vec<Tag<A>>;
-  const size_t lanes = hn::Lanes(d);
+  const size_t lanes = hn::Lanes(d), pair = 2 * lanes, eight = 8 * lanes, piece = kSerial * eight;
   const SumConsts<A> c(math, max);
   const V zero = hn::Zero(d);
   V sum = zero, shift = zero, entropy = zero, sum_rest = zero, shift_rest = zero, entropy_rest = zero;
-  const size_t piece = 4 * kSerial * lanes;
+  // The next block is fetched piece by piece, whatever its columns take.
+  const size_t fetch = ahead_bytes * piece / kBlock + 63;
+  size_t fetched = 0;
   for (size_t begin = 0; begin < n; begin += piece) {
+    const size_t until = HWY_MIN(fetched + fetch, ahead_bytes);
+    for (; fetched < until; fetched += 64) hwy::Prefetch(ahead + fetched);
     const size_t end = n - begin < piece ? n : begin + piece;
-    for (size_t b = begin * width; b < end * width && b < ahead_bytes; b += 64) hwy::Prefetch(ahead + b);
-    V s0 = zero, s1 = zero, s2 = zero, s3 = zero;
-    V h0 = zero, h1 = zero, h2 = zero, h3 = zero;
-    V e0 = zero, e1 = zero, e2 = zero, e3 = zero;
+    Terms<V> t = {zero, zero, zero};
     size_t i = begin;
-    for (; i + 4 * lanes <= end; i += 4 * lanes) {
-      Accumulate<Tag<A>, kPlain, kShift, kEntropy>(d, c, hn::LoadU(d, v + i), s0, h0, e0);
-      Accumulate<Tag<A>, kPlain, kShift, kEntropy>(d, c, hn::LoadU(d, v + i + lanes), s1, h1, e1);
-      Accumulate<Tag<A>, kPlain, kShift, kEntropy>(d, c, hn::LoadU(d, v + i + 2 * lanes), s2, h2, e2);
-      Accumulate<Tag<A>, kPlain, kShift, kEntropy>(d, c, hn::LoadU(d, v + i + 3 * lanes), s3, h3, e3);
+    for (; i + eight <= end; i += eight) {
+      const Terms<V> x = FourOf<kPlain, kShift, kEntropy>(d, c, from + i);
+      const Terms<V> y = FourOf<kPlain, kShift, kEntropy>(d, c, from + i + 4 * lanes);
+      t = Plus<kShift, kEntropy>(t, Plus<kShift, kEntropy>(x, y));
     }
-    for (; i + lanes <= end; i += lanes) {
-      Accumulate<Tag<A>, kPlain, kShift, kEntropy>(d, c, hn::LoadU(d, v + i), s0, h0, e0);
+    for (; i + pair <= end; i += pair) {
+      t = Plus<kShift, kEntropy>(t, TwoOf<kPlain, kShift, kEntropy>(d, c, from + i));
     }
     if (i < end) {
-      V s = zero, h = zero, e = zero;
-      Accumulate<Tag<A>, kPlain, kShift, kEntropy>(d, c, LoadTail(d, v + i, end - i, max), s, h, e);
-      const auto in_row = hn::FirstN(d, end - i);
-      s1 = hn::Add(s1, hn::IfThenElseZero(in_row, s));
-      h1 = hn::Add(h1, hn::IfThenElseZero(in_row, h));
-      e1 = hn::Add(e1, hn::IfThenElseZero(in_row, e));
+      V a, b;
+      LoadPairTail(d, from + i, end - i, max, a, b);
+      const auto in_a = FirstOfPair<S>(d, end - i), in_b = SecondOfPair<S>(d, end - i);
+      Terms<V> x = OneOf<kPlain, kShift, kEntropy>(d, c, a);
+      const Terms<V> y = OneOf<kPlain, kShift, kEntropy>(d, c, b);
+      const auto both = [&](V p, V q) { return hn::Add(hn::IfThenElseZero(in_a, p), hn::IfThenElseZero(in_b, q)); };
+      x.sum = both(x.sum, y.sum);
+      if constexpr (kShift) x.shift = both(x.shift, y.shift);
+      if constexpr (kEntropy) x.entropy = both(x.entropy, y.entropy);
+      t = Plus<kShift, kEntropy>(t, x);
     }
-    AddExactly(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3)), sum, sum_rest);
-    if constexpr (kShift) AddExactly(d, hn::Add(hn::Add(h0, h1), hn::Add(h2, h3)), shift, shift_rest);
-    if constexpr (kEntropy) AddExactly(d, hn::Add(hn::Add(e0, e1), hn::Add(e2, e3)), entropy, entropy_rest);
+    AddExactly(d, t.sum, sum, sum_rest);
+    if constexpr (kShift) AddExactly(d, t.shift, shift, shift_rest);
+    if constexpr (kEntropy) AddExactly(d, t.entropy, entropy, entropy_rest);
   }
   out->sum = SumOf(d, sum, sum_rest);
   if constexpr (kShift) out->shift = SumOf(d, shift, shift_rest);
-  if constexpr (kEntropy) out->entropy = SumOf(d, entropy, entropy_rest);
+  if constexpr (kEntropy) out->entropy = -SumOf(d, entropy, entropy_rest);
+}
+
+template <class S, class A = Acc<S>>
+using Sums = void (*)(const RowMath &, const S *, size_t, A, const char *, size_t, Partial *);
+
+template <class S>
+Sums<S> SumsFor(const RowMath &math) {
+  if (math.scale == 1 && math.half == 1 && !math.smoothing && !math.entropy) {
+    return &BlockSums<S, true, false, false>;
+  }
+  if (math.smoothing) return math.entropy ? &BlockSums<S, false, true, true> : &BlockSums<S, false, true, false>;
+  return math.entropy ? &BlockSums<S, false, false, true> : &BlockSums<S, false, false, false>;
 }
 
 template <class T, class A = Acc<T>>
 void Forward(const RowMath &math, const Span &span, Partial *out) {
-  using Sums = void (*)(const RowMath &, const A *, size_t, A, const char *, size_t, size_t, Partial *);
-  constexpr Sums kSums[2][2] = {{&BlockSums<A, false, false, false>, &BlockSums<A, false, false, true>},
-                                {&BlockSums<A, false, true, false>, &BlockSums<A, false, true, true>}};
-  const bool plain = math.scale == 1 && math.half == 1 && !math.smoothing && !math.entropy;
-  const Sums sums = plain ? &BlockSums<A, true, false, false> : kSums[math.smoothing][math.entropy];
+  // bfloat16 columns are widened in registers, unless the pass wants them one after the other.
+  constexpr bool kWidens = std::is_same_v<T, BF16>;
+  const bool direct = kWidens && !math.predicted && math.softcap == 0;
+  const Sums<A> sums = SumsFor<A>(math);
+  [[maybe_unused]] const auto direct_sums = SumsFor<std::conditional_t<kWidens, T, A>>(math);
   HWY_ALIGN A block[kBlock];
   PartialTree tree(math);
   A best = -std::numeric_limits<A>::infinity();
@@ -176,6 +250,25 @@ void Forward(const RowMath &math, const Span &span, Partial *out) {
   for (int64_t begin = span.begin; begin < span.end; begin += kBlock) {
     const int64_t left = span.end - begin;
     const size_t n = static_cast<size_t>(left < kBlock ? left : kBlock);
+    const int64_t next = left - static_cast<int64_t>(n) < kBlock ? left - static_cast<int64_t>(n) : kBlock;
+    const bool fetch = span.stride == 1 && next > 0;
+    const char *ahead = reinterpret_cast<const char *>(static_cast<const T *>(span.row) + begin * span.stride) +
+                        (fetch ? n * sizeof(T) : 0);
+    const size_t ahead_bytes = fetch ? static_cast<size_t>(next) * sizeof(T) : 0;
+    Partial part = {};
+    part.index = -1;
+    part.count = static_cast<int64_t>(n);
+    if constexpr (kWidens) {
+      if (direct) {
+        HWY_ALIGN T packed[kBlock];
+        const T *from = PackedColumns(span, begin, n, packed);
+        const A max = BlockMax(from, n, kLowest<A>);
+        part.max = max;
+        direct_sums(math, from, n, max, ahead, ahead_bytes, &part);
+        tree.push(part);
+        continue;
+      }
+    }
     const A *v = PackedBlock<T>(span, begin, n, block);
     A max = kLowest<A>;
     if (math.predicted) {
@@ -192,15 +285,8 @@ void Forward(const RowMath &math, const Span &span, Partial *out) {
       v = block;
     }
     if (math.softcap != 0 || !math.predicted) max = BlockMax(v, n, kLowest<A>);
-    const int64_t next = left - static_cast<int64_t>(n) < kBlock ? left - static_cast<int64_t>(n) : kBlock;
-    const bool fetch = span.stride == 1 && next > 0;
-    const char *ahead = reinterpret_cast<const char *>(static_cast<const T *>(span.row) + begin * span.stride) +
-                        (fetch ? n * sizeof(T) : 0);
-    Partial part = {};
     part.max = max;
-    part.index = -1;
-    part.count = static_cast<int64_t>(n);
-    sums(math, v, n, max, ahead, fetch ? static_cast<size_t>(next) * sizeof(T) : 0, sizeof(T), &part);
+    sums(math, v, n, max, ahead, ahead_bytes, &part);
     tree.push(part);
   }
   *out = tree.total();

@@ -16,7 +16,7 @@
 
 namespace xent::cpu {
 
-inline constexpr int64_t kBlock = 1024;
+inline constexpr int64_t kBlock = 2048;
 
 // Element types as they lie in memory.
 struct F16 {
@@ -147,7 +147,8 @@ struct GradRow {
 struct GradOut {
   void *row;
   int64_t stride;
-  bool stream;  // store past the caches: the gradient is larger than they are and nobody reads it soon
+  bool stream;     // store past the caches: the gradient is larger than they are and nobody reads it soon
+  bool backwards;  // from the last column down: the row was just read, and its end is what a cache still holds
 };
 
 using ForwardKernel = void (*)(const RowMath &, const Span &, Partial *);

@@ -124,17 +124,100 @@ void NarrowBlock(const float *from, T *to, size_t n) {
   if (i < n) StoreTail(Narrow(df, LoadTail(df, from + i, n - i, 0.0f), T{}), du16, bits + i, n - i);
 }
 
-// Columns [begin, begin + n) of a row, packed, as acc: where they lie, or in `block`.
+// The 2 * Lanes(d) columns at `from`: acc in order, bfloat16 as those of even and those of odd position.
+template <class D, class A = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void LoadPair(D d, const A *from, V &a, V &b) {
+  a = hn::LoadU(d, from);
+  b = hn::LoadU(d, from + hn::Lanes(d));
+}
+template <class DF, class V = hn::Vec<DF>>
+HWY_INLINE void LoadPair(DF df, const BF16 *from, V &a, V &b) {
+  const hn::RebindToUnsigned<DF> du;
+  const auto bits = hn::LoadU(du, reinterpret_cast<const uint32_t *>(from));
+  a = hn::BitCast(df, hn::ShiftLeft<16>(bits));
+  b = hn::BitCast(df, hn::And(bits, hn::Set(du, 0xFFFF0000u)));
+}
+
+// The same of the first `n` of them, 0 < n < 2 * Lanes(d); `fill`, or what it is in bfloat16, elsewhere.
+template <class D, class A = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void LoadPairTail(D d, const A *from, size_t n, A fill, V &a, V &b) {
+  const size_t lanes = hn::Lanes(d);
+  a = n < lanes ? LoadTail(d, from, n, fill) : hn::LoadU(d, from);
+  b = LoadTail(d, from + lanes, n < lanes ? 0 : n - lanes, fill);
+}
+template <class DF, class V = hn::Vec<DF>>
+HWY_INLINE void LoadPairTail(DF df, const BF16 *from, size_t n, float fill, V &a, V &b) {
+  HWY_ALIGN BF16 columns[128];
+  std::memcpy(columns, from, n * sizeof(BF16));
+  uint32_t bits;
+  std::memcpy(&bits, &fill, sizeof bits);
+  for (size_t i = n; i < 2 * hn::Lanes(df); ++i) columns[i].bits = static_cast<uint16_t>(bits >> 16);
+  LoadPair(df, columns, a, b);
+}
+
+template <bool kStream, class D, class V, class A>
+HWY_INLINE void StoreOrStream(D d, V v, A *to) {
+  if constexpr (kStream) {
+    hn::Stream(v, d, to);
+  } else {
+    hn::StoreU(v, d, to);
+  }
+}
+
+// The inverse of LoadPair, rounding to nearest even. bfloat16: a NaN whose low 16 bits are all set would not stay one;
+// none comes of arithmetic on NaN constants of arithmetic's own and NaN of bfloat16.
+template <bool kStream, class D, class V = hn::Vec<D>, class A = hn::TFromD<D>>
+HWY_INLINE void StorePair(D d, V a, V b, A *to) {
+  StoreOrStream<kStream>(d, a, to);
+  StoreOrStream<kStream>(d, b, to + hn::Lanes(d));
+}
+template <bool kStream, class DF, class V = hn::Vec<DF>>
+HWY_INLINE void StorePair(DF df, V a, V b, BF16 *to) {
+  const hn::RebindToUnsigned<DF> du;
+  (void)df;
+  const auto rounded = [&](V v) {
+    const auto bits = hn::BitCast(du, v);
+    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+    return hn::Add(hn::Add(bits, hn::Set(du, 0x7FFFu)), odd);
+  };
+  const auto both = hn::Or(hn::ShiftRight<16>(rounded(a)), hn::And(rounded(b), hn::Set(du, 0xFFFF0000u)));
+  StoreOrStream<kStream>(du, both, reinterpret_cast<uint32_t *>(to));
+}
+template <class D, class V = hn::Vec<D>, class S>
+HWY_INLINE void StorePairTail(D d, V a, V b, S *to, size_t n) {
+  HWY_ALIGN S columns[128];
+  StorePair<false>(d, a, b, columns);
+  std::memcpy(to, columns, n * sizeof(S));
+}
+
+// Which lanes of the two vectors hold the first `n` columns of a pair.
+template <class S, class D>
+HWY_INLINE hn::Mask<D> FirstOfPair(D d, size_t n) {
+  if constexpr (std::is_same_v<S, BF16>) return hn::FirstN(d, (n + 1) / 2);
+  return hn::FirstN(d, n);
+}
+template <class S, class D>
+HWY_INLINE hn::Mask<D> SecondOfPair(D d, size_t n) {
+  if constexpr (std::is_same_v<S, BF16>) return hn::FirstN(d, n / 2);
+  return hn::FirstN(d, n < hn::Lanes(d) ? 0 : n - hn::Lanes(d));
+}
+
+// Columns [begin, begin + n) of a row, packed: where they lie, or in `packed`.
+template <class T>
+const T *PackedColumns(const Span &span, int64_t begin, size_t n, T *packed) {
+  const T *from = static_cast<const T *>(span.row) + begin * span.stride;
+  if (span.stride == 1) return from;
+  for (size_t i = 0; i < n; ++i) packed[i] = from[static_cast<int64_t>(i) * span.stride];
+  return packed;
+}
+
+// The same as acc: where they lie, or in `block`.
 template <class T>
 const Acc<T> *PackedBlock(const Span &span, int64_t begin, size_t n, Acc<T> *block) {
-  const T *from = static_cast<const T *>(span.row) + begin * span.stride;
   HWY_ALIGN T packed[kBlock];
-  if (span.stride != 1) {
-    T *to = packed;
-    if constexpr (std::is_same_v<T, Acc<T>>) to = block;
-    for (size_t i = 0; i < n; ++i) to[i] = from[static_cast<int64_t>(i) * span.stride];
-    from = to;
-  }
+  T *to = packed;
+  if constexpr (std::is_same_v<T, Acc<T>>) to = block;
+  const T *from = PackedColumns(span, begin, n, to);
   if constexpr (std::is_same_v<T, Acc<T>>) {
     return from;
   } else {

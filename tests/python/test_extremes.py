@@ -10,6 +10,7 @@ import sys
 import libxent
 import numpy as np
 import pytest
+from arrays import dtype as named_dtype
 
 Wide = np.longdouble
 wide_only = pytest.mark.skipif(np.finfo(Wide).maxexp < 16384, reason="no type wider than float64")
@@ -199,3 +200,20 @@ def test_an_integer_denominator_is_rounded_once(dtype, value):
     plan = libxent.Plan(max_rows=2, vocab=3, logits_dtype=dtype, reduction="sum")
     saved = plan.forward(x, np.array([0, 1]), denominator=value)
     assert saved.divisor.dtype == dtype and saved.divisor == np.array(value, np.int64).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("bits", [0xFFFFFFFF, 0x7FFFFFFF, 0x7FC00000, 0xFF800001], ids=hex)
+def test_nan_of_any_bits_stays_nan(rng, dtype, bits):
+    """A NaN in an upstream gradient or in the statistics may not be rounded to a number."""
+    nan = np.array(bits, np.uint32).view(np.float32)
+    logits = rng.standard_normal((2, 70), np.float32).astype(named_dtype(dtype))
+    targets = np.array([3, 69])
+    plan = libxent.Plan(max_rows=2, vocab=70, logits_dtype=dtype, reduction="sum")
+    stats = plan.forward(logits, targets).stats
+    assert np.isnan(plan.backward(logits, targets, stats, grad_loss=nan).astype(np.float32)).all()
+    for column in (0, 1):
+        wrong = stats.copy()
+        wrong[1, column] = nan
+        grad = plan.backward(logits, targets, wrong).astype(np.float32)
+        assert np.isnan(grad[1]).all() and np.isfinite(grad[0]).all()
