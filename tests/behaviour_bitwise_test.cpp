@@ -133,6 +133,39 @@ TEST_P(Bitwise, OneLongRowIsTheRowAmongMany) {
   }
 }
 
+// More rows than a GPU spreads over its SMs: there blocks walk whole rows, one after the other.
+TEST_P(Bitwise, ManyLongRows) {
+  struct Case {
+    DLDataType dtype;
+    int64_t rows, vocab;
+  };
+  for (const Case &c : {Case{kBf16, 3000, 9001},
+                        {kF16, 900, 32000},
+                        {kF16, 450, 50257},
+                        {kBf16, 310, 128256},
+                        {kBf16, 300, 200008},
+                        {kF32, 300, 100003}}) {
+    const int64_t rows = cuda() ? c.rows : 5;
+    Problem p = start(c.dtype, rows, c.vocab);
+    p.ignore_index = -100;
+    for (size_t row = 0; row < p.targets.size(); ++row) {
+      if (row % 7 == 3) p.targets[row] = -100;
+    }
+    p.overwrite = pick(rng_, 0, 1) == 1;
+    for (const Mode mode : modes_) {
+      const auto many = run(p, mode);
+      ASSERT_TRUE(many);
+      EXPECT_TRUE(check(p, *many, mode));
+      for (const int64_t row : {int64_t{0}, int64_t{3}, rows / 2, rows - 1}) {
+        const auto one = run(rows_of(p, row, 1), mode);
+        ASSERT_TRUE(one);
+        EXPECT_TRUE(same_row(*many, row, *one, 0, c.vocab)) << p.describe();
+      }
+      if (HasFailure()) return;
+    }
+  }
+}
+
 TEST_P(Bitwise, AnyNumberOfThreads) {
   if (cuda()) GTEST_SKIP() << "threads are the CPU backend's";
   for (const DLDataType dtype : dtypes_of(backend())) {

@@ -155,6 +155,7 @@ bool tune(int64_t rows, int64_t vocab, Element type, const char *name, bool wide
     if (warps * 32 > kMostThreads || warps * 32 > kMostThreads) continue;
     if (batches / warps > 70) continue;
     p.geometry.warps = warps;
+    p.geometry.cluster = 1;
     p.geometry.batches = static_cast<int>(forward_batches);
     const int slots = slot_bytes(warps, kPartialWords<kPlain>);
     const int shared = warps * kRingBytes<kBatch> + slots;

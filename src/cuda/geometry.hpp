@@ -16,18 +16,21 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 struct RowShape {
   int warps;
   int batches;
-  int keep;    // of a warp's batches, from the sweep to the gradient
-  int blocks;  // an SM at most, for what was read to stay in L2 until it is read again
+  int keep;     // of a warp's batches, from the sweep to the gradient
+  int cluster;  // blocks that share a row
 };
 
 inline RowShape forward_shape(int64_t vectors, int batch_vectors) {
   const int64_t batches = ceil_div(vectors, batch_vectors);
   const int warps = batches <= 2 ? 1 : batches <= 8 ? 2 : batches <= 20 ? 4 : batches <= 48 ? 5 : 10;
-  return {warps, static_cast<int>(batches), 0, 32};
+  return {warps, static_cast<int>(batches), 0, 1};
 }
 
-inline RowShape both_shape(int64_t vectors, int batch_vectors) {
+// What the stages do not keep of the rows in flight must fit L2. Of longer rows that is too much for a row an SM, so
+// that two SMs share one. `most_warps`: whose stages fit the shared memory of a block.
+inline RowShape both_shape(int64_t vectors, int batch_vectors, int most_warps, bool clusters) {
   const int64_t batches = ceil_div(vectors, batch_vectors);
+  if (batches > 180 && clusters && most_warps >= 16) return {32, static_cast<int>(batches), 5, 2};
   const int warps = batches <= 5     ? 1
                     : batches <= 10  ? 2
                     : batches <= 20  ? 4
@@ -35,7 +38,7 @@ inline RowShape both_shape(int64_t vectors, int batch_vectors) {
                     : batches <= 60  ? 10
                     : batches <= 130 ? 16
                                      : 20;
-  return {warps, static_cast<int>(batches), warps == 16 ? 4 : 5, 32};
+  return {std::min(warps, most_warps), static_cast<int>(batches), warps == 16 ? 4 : 5, 1};
 }
 
 }  // namespace xent::cuda

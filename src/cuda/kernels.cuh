@@ -76,10 +76,30 @@ struct Slot {
   int merged;   // rows that were merged here
 };
 
+// The same place in the shared memory of the other block of a cluster of two.
+__device__ __forceinline__ float *of_other_block(float *p) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  uint64_t other;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(other) : "l"(p), "r"(rank ^ 1));
+  return reinterpret_cast<float *>(other);
+#else
+  return p;
+#endif
+}
+
+__device__ __forceinline__ void cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
 // The partial of the block's `turn`-th row, in lane 0. With the gradient every warp waits for it and gets it; without,
 // the last warp to arrive gets it (and true), and nobody waits.
 template <unsigned F, bool kGrad>
-__device__ __forceinline__ bool merge_block(Partial &part, const Share &share, int turn, void *shared,
+__device__ __forceinline__ bool merge_block(Partial &part, const Share &share, int turn, void *shared, int cluster,
                                             const Constants &c) {
   const int at = turn % kSlots;
   Slot *const slots = static_cast<Slot *>(shared);
@@ -87,7 +107,12 @@ __device__ __forceinline__ bool merge_block(Partial &part, const Share &share, i
   bool merges = true;
   if (kGrad) {
     if (share.lane == 0) store_partial<F>(partials + share.warp * kPartialWords<F>, 1, part);
-    __syncthreads();
+    if (cluster > 1) {
+      if (share.lane == 0) store_partial<F>(of_other_block(partials) + share.warp * kPartialWords<F>, 1, part);
+      cluster_barrier();
+    } else {
+      __syncthreads();
+    }
   } else {
     volatile Slot *const slot = slots + at;
     if (share.lane == 0) {
@@ -118,9 +143,10 @@ __device__ __forceinline__ bool merge_block(Partial &part, const Share &share, i
 template <typename T, unsigned F, bool kGrad, int N, class Queue>
 __device__ __forceinline__ void walk_rows(const Params &p, const Share &share, Queue &queue, uint4 (&v)[N],
                                           void *slots) {
-  const int step = static_cast<int>(gridDim.x);
+  const int cluster = kGrad ? p.geometry.cluster : 1;
+  const int step = static_cast<int>(gridDim.x) / cluster;
   int turn = 0;
-  for (int64_t base = blockIdx.x; base < p.rows; base += int64_t{32} * step) {
+  for (int64_t base = static_cast<int>(blockIdx.x) / cluster; base < p.rows; base += int64_t{32} * step) {
     // A lane a row. In place, the targets' logits of all of them are read before the first is overwritten.
     const int64_t mine = base + static_cast<int64_t>(share.lane) * step;
     RowTarget target = {RowKind::ignored, 0};
@@ -140,7 +166,7 @@ __device__ __forceinline__ void walk_rows(const Params &p, const Share &share, Q
       const bool keeps = kGrad && gradient_fits<T>(p, row);
       Partial part = sweep<T, F>(p, row, keeps ? share.freed : share.count, share, queue, v);
       bool writes = true;
-      if (share.warps > 1) writes = merge_block<F, kGrad>(part, share, turn, slots, p.math);
+      if (share.warps > 1) writes = merge_block<F, kGrad>(part, share, turn, slots, cluster, p.math);
       if (kGrad) writes = turn % share.warps == share.warp;
       ++turn;
       const RowTarget row_target = {static_cast<RowKind>(__shfl_sync(0xffffffffu, static_cast<int>(target.kind), i)),
@@ -182,11 +208,15 @@ template <typename T, unsigned F>
 __global__ void __launch_bounds__(kMostThreads, 1) both_kernel(const __grid_constant__ Params p) {
   extern __shared__ uint4 shared[];
   char *const memory = reinterpret_cast<char *>(shared);
-  const Share share(p, static_cast<int>(threadIdx.x) / 32);
-  StageQueue<T, kBatch, true> queue(p, share, memory + share.warp * kRingBytes<kBatch>, blockIdx.x,
-                                    static_cast<int>(gridDim.x));
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int cluster = p.geometry.cluster;
+  const Share share(p, static_cast<int>(blockIdx.x) % cluster * warps + warp);
+  if (cluster > 1) cluster_barrier();  // the other block runs: its shared memory may be written
+  StageQueue<T, kBatch, true> queue(p, share, memory + warp * kRingBytes<kBatch>,
+                                    static_cast<int>(blockIdx.x) / cluster, static_cast<int>(gridDim.x) / cluster);
   uint4 v[kBatch];
-  walk_rows<T, F, true>(p, share, queue, v, memory + share.warps * kRingBytes<kBatch>);
+  walk_rows<T, F, true>(p, share, queue, v, memory + warps * kRingBytes<kBatch>);
 }
 
 inline constexpr int kSplitWarps = 4;

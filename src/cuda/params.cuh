@@ -55,6 +55,7 @@ struct Geometry {
   int warps;    // that share a row
   int batches;  // of a row
   int keep;     // a warp keeps that many of its last batches for the gradient
+  int cluster;  // blocks that share a row: 1, or 2 with thread block clusters
 };
 
 struct Params {

@@ -97,17 +97,24 @@ unsigned grid_of(int64_t blocks) { return static_cast<unsigned>(std::min<int64_t
 
 // `follows`: its blocks may start while the last ones of the launch before it run; they wait before they read.
 xent_status launch(const void *kernel, int64_t blocks, int threads, size_t shared, bool follows, void **args,
-                   void *stream, const char *what, xent_error *err) {
+                   void *stream, const char *what, xent_error *err, int cluster = 1) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(grid_of(blocks));
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared;
   config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = follows ? 1 : 0;
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (follows) {
+    cudaLaunchAttribute &attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    cudaLaunchAttribute &attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  }
   const cudaError_t code = cudaLaunchKernelExC(&config, kernel, args);
   return code == cudaSuccess ? XENT_OK : device_error(err, code, what);
 }
@@ -161,9 +168,12 @@ xent_status Plan::load(xent_error *err) {
   xent_status status = current.check(err);
   if (status != XENT_OK) return status;
   cudaError_t code = cudaDeviceGetAttribute(&processors_, cudaDevAttrMultiProcessorCount, options_.device.device_id);
-  int major = 0;
+  int major = 0, most_shared = 0;
   if (code == cudaSuccess) {
     code = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, options_.device.device_id);
+  }
+  if (code == cudaSuccess) {
+    code = cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, options_.device.device_id);
   }
   if (code != cudaSuccess) return device_error(err, code, "device attributes");
   overlaps_ = major >= 9;
@@ -175,7 +185,8 @@ xent_status Plan::load(xent_error *err) {
   lanes_ = static_cast<int>(16 / element_size(type));
   const int64_t vectors = ceil_div(options_.classes, lanes_);
   forward_.shape = forward_shape(vectors, kForwardBatch * 32);
-  both_.shape = both_shape(vectors, kBatch * 32);
+  // 12 KiB remain for what the warps share beside their stages.
+  both_.shape = both_shape(vectors, kBatch * 32, (most_shared - 12 * 1024) / kRingBytes<kBatch>, overlaps_);
   // A kernel that was never asked for is loaded at its first launch, which a stream capture would refuse.
   const int capped = options_.softcap != 0.0 ? 1 : 0;
   const int set = feature_set_;
@@ -198,15 +209,16 @@ xent_status Plan::prepare(Sweep &sweep, const void *rows, const void *split, int
   const RowShape &shape = sweep.shape;
   sweep.rows = rows;
   sweep.split = split;
-  sweep.shared = static_cast<size_t>(shape.warps * ring + slot_bytes(shape.warps, partial_words_));
+  const int block_warps = shape.warps / shape.cluster;
+  sweep.shared = static_cast<size_t>(block_warps * ring + slot_bytes(shape.warps, partial_words_));
   sweep.split_shared = static_cast<size_t>(kSplitWarps * kStages * (batch * 32 + 1) * 16);
   xent_status status = load_kernel(rows, sweep.shared, err);
   if (status == XENT_OK) status = load_kernel(split, sweep.split_shared, err);
   if (status != XENT_OK) return status;
   int blocks = 0;
-  const cudaError_t code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, rows, shape.warps * 32, sweep.shared);
+  const cudaError_t code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, rows, block_warps * 32, sweep.shared);
   if (code != cudaSuccess) return device_error(err, code, "occupancy");
-  sweep.blocks = std::max(1, std::min(blocks, shape.blocks)) * processors_;
+  sweep.blocks = std::max(1, blocks) * processors_ / shape.cluster * shape.cluster;
   // Few rows: the warps of a row on many SMs, as long as the partials take little of the workspace.
   if (shape.warps > 1) {
     const int64_t row_bytes = int64_t{shape.warps} * partial_words_ * static_cast<int64_t>(sizeof(float));
@@ -239,7 +251,7 @@ Params Plan::params(const xent_problem &problem, const Sweep &sweep) const {
   const Workspace &space = sweep.space;
   Params p = {};
   p.math = constants_of(options_);
-  p.geometry = {sweep.shape.warps, sweep.shape.batches, sweep.shape.keep};
+  p.geometry = {sweep.shape.warps, sweep.shape.batches, sweep.shape.keep, sweep.shape.cluster};
   p.rows = problem.rows;
   p.classes = options_.classes;
   p.vocab = options_.vocab;
@@ -276,8 +288,9 @@ xent_status Plan::run(const Sweep &sweep, const Params &params, void *stream, xe
   void *args[] = {&p};
   const int warps = sweep.shape.warps;
   if (!sweep.splits(p.rows)) {
-    return launch(sweep.rows, std::min<int64_t>(p.rows, sweep.blocks), warps * 32, sweep.shared, false, args, stream,
-                  "rows kernel", err);
+    const int cluster = sweep.shape.cluster;
+    return launch(sweep.rows, std::min<int64_t>(p.rows * cluster, sweep.blocks), warps / cluster * 32, sweep.shared,
+                  false, args, stream, "rows kernel", err, cluster);
   }
   const xent_status status = launch(sweep.split, ceil_div(p.rows * warps, kSplitWarps), kSplitWarps * 32,
                                     sweep.split_shared, false, args, stream, "split kernel", err);
