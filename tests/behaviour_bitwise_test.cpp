@@ -139,12 +139,8 @@ TEST_P(Bitwise, ManyLongRows) {
     DLDataType dtype;
     int64_t rows, vocab;
   };
-  for (const Case &c : {Case{kBf16, 3000, 9001},
-                        {kF16, 900, 32000},
-                        {kF16, 450, 50257},
-                        {kBf16, 310, 128256},
-                        {kBf16, 300, 200008},
-                        {kF32, 300, 100003}}) {
+  for (const Case &c :
+       {Case{kBf16, 3000, 9001}, {kF16, 900, 32000}, {kF16, 450, 50257}, {kBf16, 310, 128256}, {kF32, 268, 100003}}) {
     const int64_t rows = cuda() ? c.rows : 5;
     Problem p = start(c.dtype, rows, c.vocab);
     p.ignore_index = -100;
