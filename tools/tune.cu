@@ -3,11 +3,11 @@
 
 // Times the kernels of src/cuda in every shape that geometry.hpp could choose, to make its table.
 //
-//   tune [--rows-bytes MiB] [--types bf16,f32] [vocab ...]
+//   tune [--best] [--stress N] [--only WARPS KEEP BLOCKS] [ROWSxVOCAB ...]     (see tools/tune)
 //
-// Prints, for each vocabulary, warps a row, batches kept and blocks an SM: forward, loss_and_grad into its own buffer
-// and over the logits, in GB/s of the bytes that must move, beside a plain read and a device-to-device copy. The loss
-// of every shape is compared with that of the first; a shape that differs is reported and the exit status is 1.
+// bfloat16. Prints, for each shape, warps a row, batches kept and blocks an SM: forward, loss_and_grad into its own
+// buffer and over the logits, in GB/s of the bytes that must move, beside a plain read and a device-to-device copy. The
+// loss of every shape is compared with that of the first; a shape that differs is reported and the exit status is 1.
 
 #include <algorithm>
 #include <cmath>
@@ -268,6 +268,7 @@ int main(int argc, char **argv) {
   CHECK(cudaEventCreate(&begin_event));
   CHECK(cudaEventCreate(&end_event));
   bool same = true;
+  if (shapes.empty()) shapes = {{4096, 128256}, {8192, 32000}, {4096, 50257}, {4096, 151936}, {4096, 262144}};
   for (const auto &[rows, vocab] : shapes) {
     same &= tune<bf16>(rows, vocab, Element::bf16, "bfloat16", wide);
   }
