@@ -26,7 +26,7 @@ def summarize(times: list[float], graph: bool = False) -> Timing:
 class Limit(NamedTuple):
     rate: float  # bytes a second
     way: str
-    again: Callable[[], float]  # measures it once more
+    again: Callable[..., float]  # measures it once more, with so many samples
 
 
 def best_limits(device: Any, ways: dict[str, dict[str, Callable[[], Any]]], size: int, say) -> dict[str, Limit]:

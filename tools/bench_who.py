@@ -321,15 +321,15 @@ class TransformerEngine(Autograd):
         return losses.sum() / (slot.targets != IGNORE).sum()
 
 
-def install_wheels(folder: str, into: pathlib.Path) -> None:
+def install_wheels(folder: pathlib.Path, into: pathlib.Path) -> None:
     """Installs the wheels of a folder, without their dependencies, where only this program sees them."""
-    wheels = sorted(str(path) for path in pathlib.Path(folder).glob("*.whl"))
+    wheels = sorted(str(path) for path in folder.glob("*.whl"))
     if not wheels:
-        raise SystemExit(f"bench: --wheels {folder}: no .whl file there")
+        raise SystemExit(f"bench: --peers {folder}: no .whl file there")
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--upgrade", "--target"]
     done = subprocess.run([*command, str(into), *wheels], capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"bench: --wheels {folder}: pip failed\n{done.stderr.strip()}")
+        raise SystemExit(f"bench: --peers {folder}: pip failed\n{done.stderr.strip()}")
     sys.path.insert(0, str(into))
 
 
