@@ -10,6 +10,8 @@
 #include <cmath>
 #include <exception>
 
+#include "ranks.hpp"
+
 namespace xent_test::conformance {
 namespace {
 
@@ -29,25 +31,62 @@ std::string list(const char *name, const std::vector<T> &values) {
   return s;
 }
 
-std::optional<Result> execute(const Target &target, const Problem &p, Mode mode, Verdict *verdict) {
+void refusal(const Target &target, const xent_error &err, Verdict *verdict) {
+  const bool refused = target.may_refuse && err.status == XENT_UNSUPPORTED;
+  *verdict = {refused ? Kind::kRefused : Kind::kCall, std::string("xent_plan_create: ") + err.message};
+}
+
+bool served(const Target &target, xent_plan *plan, Verdict *verdict) {
+  xent_error err = {};
+  err.struct_size = sizeof(err);
+  xent_plan_info info = {};
+  info.struct_size = sizeof(info);
+  if (xent_plan_get_info(plan, &info, &err) != XENT_OK) {
+    *verdict = {Kind::kCall, std::string("xent_plan_get_info: ") + err.message};
+    return false;
+  }
+  if (target.name == info.backend_name) return true;
+  *verdict = {target.may_refuse ? Kind::kRefused : Kind::kCall, std::string("served by ") + info.backend_name};
+  return false;
+}
+
+std::optional<Result> execute_ranks(const Target &target, const Problem &p, Door door, Mode mode, Verdict *verdict) {
+  std::string difference;
+  Device *device = device_for(p.backend, &difference);
+  Ranks ranks(p, device, door, [&](Problem &shard, int32_t) { draw_shard_layouts(shard, p.split.layouts); });
+  if (ranks.refusal() != nullptr) {
+    refusal(target, *ranks.refusal(), verdict);
+    return std::nullopt;
+  }
+  if (!served(target, ranks.session(0).plan().get(), verdict)) return std::nullopt;
+  xent_error err = {};
+  err.struct_size = sizeof(err);
+  const xent_status status = ranks.enqueue(mode, &err);
+  device->synchronize();
+  if (status != XENT_OK) {
+    *verdict = {Kind::kCall, std::string(xent_status_name(status)) + ": " + err.message};
+    return std::nullopt;
+  }
+  Result result = ranks.collect(&difference);
+  if (difference.empty()) return result;
+  *verdict = {Kind::kRanks, difference};
+  return std::nullopt;
+}
+
+// `again`: where there is another way to the same bits, that one.
+std::optional<Result> execute(const Target &target, const Problem &p, Mode mode, Verdict *verdict, bool again = false) {
+  if (!p.split.empty()) {
+    const bool comm = mode == Mode::kLossAndGrad || (again && p.split.padding.size() > 1);
+    return execute_ranks(target, p, comm ? Door::kComm : Door::kPartials, mode, verdict);
+  }
   xent_error err = {};
   err.struct_size = sizeof(err);
   const auto plan = make_plan(p, &err);
   if (!plan) {
-    const bool refused = target.may_refuse && err.status == XENT_UNSUPPORTED;
-    *verdict = {refused ? Kind::kRefused : Kind::kCall, std::string("xent_plan_create: ") + err.message};
+    refusal(target, err, verdict);
     return std::nullopt;
   }
-  xent_plan_info info = {};
-  info.struct_size = sizeof(info);
-  if (xent_plan_get_info(plan.get(), &info, &err) != XENT_OK) {
-    *verdict = {Kind::kCall, std::string("xent_plan_get_info: ") + err.message};
-    return std::nullopt;
-  }
-  if (target.name != info.backend_name) {
-    *verdict = {target.may_refuse ? Kind::kRefused : Kind::kCall, std::string("served by ") + info.backend_name};
-    return std::nullopt;
-  }
+  if (!served(target, plan.get(), verdict)) return std::nullopt;
   std::string why;
   Device *device = device_for(p.backend, &why);
   Session session(p, device, plan);
@@ -68,6 +107,7 @@ bool alone(const Problem &p, int64_t r, const Result &batch, Problem *q) {
   q->spare_rows = 0;
   q->interleave = 0;
   q->threads = 0;
+  q->split.layouts = 0;
   for (Layout *l : {&q->logits_layout, &q->grad_layout, &q->targets_layout, &q->mask_layout, &q->weights_layout,
                     &q->row_output_layout, &q->upstream_layout}) {
     *l = Layout();
@@ -138,7 +178,7 @@ Verdict examine(const Target &target, const Problem &p, uint64_t seed, Worst *wo
   const bool given = !p.divides() || p.denominator;
   const bool with_gradient = r >= 0 && alone(p, r, *results[0], &one);
   for (int m = 0; m < 2; ++m) {
-    const auto second = execute(target, again, modes[m], &verdict);
+    const auto second = execute(target, again, modes[m], &verdict, true);
     if (!second) return verdict;
     if (complaints.size() > 0) return complaint(Kind::kWrite);
     if (std::string d = result_difference(*results[m], *second); !d.empty()) {
@@ -159,7 +199,8 @@ Verdict examine(const Target &target, const Problem &p, uint64_t seed, Worst *wo
 
 const char *name_of(Kind kind) {
   static const char *const names[] = {"passed",        "refused",       "a call failed",   "the device failed",
-                                      "a wrong write", "a wrong value", "does not repeat", "depends on other rows"};
+                                      "a wrong write", "a wrong value", "does not repeat", "depends on other rows",
+                                      "ranks differ"};
   return names[static_cast<int>(kind)];
 }
 
@@ -277,12 +318,14 @@ Report campaign(const Target &target, const Limits &limits, const Listener &list
   const auto start = Clock::now();
   const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
   Report report;
+  std::string again;
+  for (const int32_t n : limits.ranks) again += (again.empty() ? " --ranks " : ",") + std::to_string(n);
   double next_progress = 5;
   for (int64_t i = 0; !report.stopped; ++i) {
     if (limits.problems > 0 ? i >= limits.problems : elapsed() >= limits.seconds) break;
     const uint64_t seed = limits.seed + static_cast<uint64_t>(i);
     listener.before(seed);
-    const Case c = draw(seed, target.device);
+    const Case c = draw(seed, target.device, limits.ranks);
     TypeCount &type = report.types[name_of(c.problem.dtype)];
     const Verdict verdict = attempt(target, c.problem, seed, &type.worst);
     if (verdict.kind == Kind::kRefused) {
@@ -301,8 +344,8 @@ Report campaign(const Target &target, const Limits &limits, const Listener &list
       Shrunk small = {c.problem, verdict, 0};
       if (!report.stopped) small = shrink(target, c.problem, verdict, seed, limits.shrink_seconds);
       listener.failure("FAILED: " + std::string(name_of(verdict.kind)) + "\n" + verdict.what +
-                       "\nproblem (again with --seed " + std::to_string(seed) +
-                       " --problems 1): " + describe(c.problem) + "\nshrunk in " + std::to_string(small.attempts) +
+                       "\nproblem (again with --seed " + std::to_string(seed) + " --problems 1" + again +
+                       "): " + describe(c.problem) + "\nshrunk in " + std::to_string(small.attempts) +
                        " attempts to: " + describe(small.problem) + "\n" + small.verdict.what + "\n");
       report.failures.push_back(std::move(small));
     }

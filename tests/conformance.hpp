@@ -23,8 +23,11 @@ struct Case {
   Problem problem;
 };
 
-// The case of a seed; the same on every machine with the same standard library.
-Case draw(uint64_t seed, Backend device);
+// The case of a seed; the same on every machine with the same standard library. Its vocabulary is split over one of
+// `ranks`, not split where that is empty.
+Case draw(uint64_t seed, Backend device, const std::vector<int32_t> &ranks = {});
+// The layouts of one shard of a split problem.
+void draw_shard_layouts(Problem &shard, uint64_t seed);
 // What a case has of types, layouts and options, in words.
 std::vector<std::string> features(const Case &c);
 // All of it; with the values where it is small.
@@ -44,7 +47,7 @@ struct Target {
 std::optional<Target> find_target(const std::string &name, const std::string &path, std::string *why);
 
 using xent_test::name_of;
-enum class Kind { kNone, kRefused, kCall, kDevice, kWrite, kValue, kRepeat, kAlone };
+enum class Kind { kNone, kRefused, kCall, kDevice, kWrite, kValue, kRepeat, kAlone, kRanks };
 const char *name_of(Kind kind);
 struct Verdict {
   Kind kind = Kind::kNone;
@@ -62,9 +65,10 @@ struct Shrunk {
 Shrunk shrink(const Target &target, const Problem &p, const Verdict &verdict, uint64_t seed, double seconds);
 
 struct Limits {
-  double seconds = 60;   // used where `problems` is 0
-  int64_t problems = 0;  // exactly so many
-  uint64_t seed = 0;     // of the first problem; the next has the next
+  double seconds = 60;         // used where `problems` is 0
+  int64_t problems = 0;        // exactly so many
+  uint64_t seed = 0;           // of the first problem; the next has the next
+  std::vector<int32_t> ranks;  // to split the vocabularies over; empty: none is split
   double shrink_seconds = 20;
   int reported = 5;  // failures that are shrunk and told
 };

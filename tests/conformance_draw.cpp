@@ -9,6 +9,7 @@
 
 #include "conformance.hpp"
 #include "generate.hpp"
+#include "ranks.hpp"
 
 namespace xent_test::conformance {
 namespace {
@@ -257,7 +258,17 @@ void draw_options(Rng &rng, Problem &p) {
 
 }  // namespace
 
-Case draw(uint64_t seed, Backend device) {
+void draw_shard_layouts(Problem &shard, uint64_t seed) {
+  if (seed == 0) return;
+  Rng rng(seed + static_cast<uint64_t>(shard.rank));
+  std::vector<int64_t> matrix = shard.shape;
+  matrix.push_back(shard.vocab);
+  const bool host = shard.backend == Backend::kCpu;
+  shard.logits_layout = draw_layout(rng, matrix, {shard.overwrite, true, size_of(shard.dtype), host});
+  if (!shard.overwrite) shard.grad_layout = draw_layout(rng, matrix, {true, true, size_of(shard.grad_dtype), host});
+}
+
+Case draw(uint64_t seed, Backend device, const std::vector<int32_t> &ranks) {
   Rng rng(seed);
   Case c;
   c.seed = seed;
@@ -267,6 +278,7 @@ Case draw(uint64_t seed, Backend device) {
   p.vocab = chance(rng, 0.01) ? pick(rng, 40000, 300000) : draw_vocab(rng);
   p.shape = draw_shape(rng, p.vocab);
   draw_options(rng, p);
+  if (!ranks.empty()) p.classes = 0;  // the padding is the shards'
   draw_targets(rng, p);
   if (chance(rng, 0.35)) {
     add_ignored(rng, p, choose<int64_t>(rng, {-100, -1, 0, p.real_classes() - 1, p.real_classes(), INT32_MAX}));
@@ -291,6 +303,12 @@ Case draw(uint64_t seed, Backend device) {
   draw_layouts(rng, p);
   spoil_factors(rng, p);
   if (!well_posed(p)) p.z_loss = 0;
+  if (!ranks.empty()) {
+    p.split = draw_split(rng, p.vocab, choose(rng, ranks));
+    p.split.layouts = rng() | 1;
+    p.logits_layout = p.grad_layout = Layout();
+    p.interleave = 0;
+  }
   return c;
 }
 
@@ -337,6 +355,12 @@ std::vector<std::string> features(const Case &c) {
   add(p.spare_rows > 0, "fewer rows than max_rows");
   add(p.vocab > 16384, "vocab above 16384");
   add(p.threads > 0, "threads set");
+  if (!p.split.empty()) {
+    all.push_back("ranks: " + std::to_string(p.split.padding.size()));
+    const auto &offsets = p.split.offsets;
+    add(std::adjacent_find(offsets.begin(), offsets.end()) != offsets.end(), "an empty shard");
+    add(std::any_of(p.split.padding.begin(), p.split.padding.end(), [](auto n) { return n > 0; }), "padded shards");
+  }
   const Layout *layouts[] = {&p.logits_layout,  &p.grad_layout,       &p.targets_layout, &p.mask_layout,
                              &p.weights_layout, &p.row_output_layout, &p.upstream_layout};
   const auto any = [&](auto &&has) { return std::any_of(std::begin(layouts), std::end(layouts), has); };

@@ -50,6 +50,7 @@ std::optional<Problem> keep_columns(const Problem &p, int64_t first, int64_t cou
   q.vocab = count;
   if (p.classes != 0) q.classes = classes;
   q.logits = part(p.logits, matrix, p.shape.size(), first, count);
+  for (int64_t &offset : q.split.offsets) offset = std::clamp<int64_t>(offset - first, 0, count);
   if (p.interleave > 0) q.interleave = std::max(p.interleave - 2 * (p.vocab - count), 2 * count);
   for (int64_t &t : q.targets) {
     if ((p.ignore_index && t == *p.ignore_index) || t < 0 || t >= p.real_classes()) continue;
@@ -140,6 +141,29 @@ std::vector<Step> option_steps() {
                              set(&Problem::scalar_as_one_element, false),
                              set(&Problem::classes, 0),
                              set(&Problem::target_dtype, kI64)};
+  // All ranks, the last one, their padding, their layouts.
+  steps.push_back([](Problem &p) {
+    const bool had = !p.split.empty();
+    p.split = Split();
+    return had;
+  });
+  steps.push_back([](Problem &p) {
+    if (p.split.padding.size() < 2) return false;
+    p.split.offsets.erase(p.split.offsets.end() - 2);
+    p.split.padding.pop_back();
+    return true;
+  });
+  steps.push_back([](Problem &p) {
+    const auto &pad = p.split.padding;
+    const bool had = std::any_of(pad.begin(), pad.end(), [](int64_t n) { return n > 0; });
+    p.split.padding.assign(pad.size(), 0);
+    return had;
+  });
+  steps.push_back([](Problem &p) {
+    const bool had = p.split.layouts != 0;
+    p.split.layouts = 0;
+    return had;
+  });
   steps.push_back([](Problem &p) {
     if (p.reduction == XENT_REDUCTION_NONE || p.denominator) return false;
     p.reduction = XENT_REDUCTION_NONE;

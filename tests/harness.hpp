@@ -44,6 +44,7 @@ struct Values {
 struct Split {
   std::vector<int64_t> offsets;  // [ranks + 1]
   std::vector<int64_t> padding;  // [ranks], columns beyond each shard's real ones
+  uint64_t layouts = 0;          // seed of the shards' own layouts; 0: packed
   bool empty() const { return padding.empty(); }
 };
 

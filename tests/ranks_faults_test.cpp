@@ -240,10 +240,13 @@ TEST_F(RanksFaults, AnErrorThatShowsLater) {
 }
 
 TEST_F(RanksFaults, CallbacksThatThrow) {
+  int calls = 0;
   xent_comm_desc desc = {};
   desc.struct_size = sizeof(desc);
   desc.ranks = 2;
-  desc.all_gather = [](void *, const void *, void *, size_t, void *, xent_error *) -> xent_status {
+  desc.user = &calls;
+  desc.all_gather = [](void *user, const void *, void *, size_t, void *, xent_error *) -> xent_status {
+    ++*static_cast<int *>(user);
     throw std::runtime_error("of the callback");
   };
   desc.release = [](void *) { throw 1; };
@@ -253,9 +256,12 @@ TEST_F(RanksFaults, CallbacksThatThrow) {
     Problem shard = shard_of(problem(2), 0);
     shard.comm = comm;
     Session session(shard, device_);
-    EXPECT_EQ(session.enqueue(Mode::kForward, &err_), XENT_COMM_ERROR);
-    says("all_gather: an exception: of the callback");
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(session.enqueue(Mode::kForward, &err_), XENT_COMM_ERROR);
+      says("all_gather: an exception: of the callback");
+    }
   }
+  EXPECT_EQ(calls, 1) << "a spent communicator is not asked again";
   xent_comm_destroy(comm);
 }
 

@@ -16,7 +16,8 @@ namespace {
 using namespace xent_test;
 
 constexpr char kUsage[] =
-    "usage: conformance [--backend cpu|cuda|NAME] [--plugin PATH] [--seconds N | --problems N] [--seed S]\n";
+    "usage: conformance [--backend cpu|cuda|NAME] [--plugin PATH] [--seconds N | --problems N] [--seed S]\n"
+    "                   [--ranks N,N,...]\n";
 
 // What a crash leaves to say.
 char last_words[96];
@@ -40,6 +41,17 @@ bool number(const char *text, uint64_t *out) {
   return *text >= '0' && *text <= '9' && *end == '\0';
 }
 
+// "2,4" of numbers from 1 to 64.
+bool numbers(std::string text, std::vector<int32_t> *out) {
+  text += ',';
+  for (size_t begin = 0, end; (end = text.find(',', begin)) != std::string::npos; begin = end + 1) {
+    uint64_t n = 0;
+    if (!number(text.substr(begin, end - begin).c_str(), &n) || n < 1 || n > 64) return false;
+    out->push_back(static_cast<int32_t>(n));
+  }
+  return true;
+}
+
 }  // namespace
 
 int main(int argc, char **argv) {
@@ -61,6 +73,8 @@ int main(int argc, char **argv) {
       backend = value;
     } else if (option == "--plugin") {
       plugin = value;
+    } else if (option == "--ranks") {
+      if (!numbers(value, &limits.ranks)) return usage("no list of numbers from 1 to 64: ", value);
     } else if (!is_number) {
       return usage("no number, or an unknown option: ", value);
     } else if (option == "--seconds") {

@@ -21,7 +21,7 @@ namespace xent::cuda {
 
 template <typename T, unsigned F>
 __device__ __forceinline__ float target_value(const Params &p, int64_t row, const RowTarget &target) {
-  if (target.kind != RowKind::counted) return 0.0f;
+  if (target.kind != RowKind::counted || target.target < 0) return 0.0f;
   const T x = p.logits.row<T>(row)[target.target * p.logits.col_stride];
   return value_of<F>(to_float(x), p.math);
 }
@@ -155,7 +155,7 @@ __device__ __forceinline__ void walk_rows(const Params &p, const Share &share, Q
     RowFactor factor = {true, 0.0};
     if (kGrad) factor = row_factor(p, mine, target.kind);
     const bool ignored = mine < p.rows && target.kind == RowKind::ignored;
-    if (ignored && share.warp == 0) write_ignored(p, mine);
+    if (ignored && share.warp == 0) write_ignored<!kGrad>(p, mine);
     if constexpr (kGrad) {
       for (uint32_t left = __ballot_sync(0xffffffffu, ignored); left != 0; left &= left - 1) {
         const int64_t row = base + static_cast<int64_t>(__ffs(static_cast<int>(left)) - 1) * step;
@@ -174,7 +174,7 @@ __device__ __forceinline__ void walk_rows(const Params &p, const Share &share, Q
       if (writes) {
         const auto kind = static_cast<RowKind>(__shfl_sync(0xffffffffu, static_cast<int>(target.kind), i));
         const float row_value = __shfl_sync(0xffffffffu, value, i);
-        if (share.lane == 0) write_counted<F>(p, row, kind, row_value, part);
+        if (share.lane == 0) write_counted<F, !kGrad>(p, row, kind, row_value, part);
       }
       if constexpr (kGrad) {
         const RowStats stats = stats_of(__shfl_sync(0xffffffffu, part.m, 0), __shfl_sync(0xffffffffu, part.d, 0));

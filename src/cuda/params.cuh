@@ -62,15 +62,20 @@ struct Params {
   Constants math;
   Geometry geometry;
   int64_t rows;
-  int64_t classes;
+  int64_t classes;  // of this rank: real columns
   int64_t vocab;
+  int64_t all_classes;  // of all ranks
+  int64_t class_begin;  // of column 0
   int64_t ignore_index;
   int32_t has_ignore_index;
   int32_t reduction;
   int32_t empty_mean_is_nan;
+  int32_t entropy_asked;
+  int32_t predicted_asked;
   Tensor logits, targets, mask, row_weights, denominator;
   Tensor loss, stats, divisor, lse, entropy, predicted, row_counts;
   Tensor grad_loss, grad_logits;
+  Tensor partial;      // set: the forward kernels write partials alone
   double *row_loss;    // workspace: w * l a row, for the sum over rows
   float *partials;     // workspace: [rows, warps, words]
   float *own_divisor;  // workspace: the divisor that loss_and_grad computes before its gradient
@@ -110,9 +115,11 @@ __device__ __forceinline__ void write_row(const Tensor &tensor, int64_t row, flo
 
 enum class RowKind { counted, ignored, out_of_range };
 
+inline constexpr int64_t kNoColumn = -64;  // before any vector of a row
+
 struct RowTarget {
   RowKind kind;
-  int64_t target;
+  int64_t target;  // its column, kNoColumn where another rank has it
 };
 
 // By the bits: no value but 0, and of a float -0, has none set.
@@ -134,8 +141,9 @@ __device__ __forceinline__ bool masked(const Params &p, int64_t row) {
 __device__ __forceinline__ RowTarget read_target(const Params &p, int64_t row) {
   const int64_t target = read_int(p.targets, p.targets.offset(row));
   if ((p.has_ignore_index && target == p.ignore_index) || masked(p, row)) return {RowKind::ignored, target};
-  if (target < 0 || target >= p.classes) return {RowKind::out_of_range, target};
-  return {RowKind::counted, target};
+  if (target < 0 || target >= p.all_classes) return {RowKind::out_of_range, kNoColumn};
+  const int64_t column = target - p.class_begin;
+  return {RowKind::counted, column >= 0 && column < p.classes ? column : kNoColumn};
 }
 
 __device__ __forceinline__ float read_weight(const Params &p, int64_t row) {

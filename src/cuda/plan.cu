@@ -9,6 +9,7 @@
 #include "common/dtype.hpp"
 #include "device.cuh"
 #include "kernel_table.cuh"
+#include "ranks.hpp"
 #include "reduce.cuh"
 
 namespace xent::cuda {
@@ -183,7 +184,7 @@ xent_status Plan::load(xent_error *err) {
   feature_set_ = feature_set_of(options_);
   partial_words_ = kSets[feature_set_].words;
   lanes_ = static_cast<int>(16 / element_size(type));
-  const int64_t vectors = ceil_div(options_.classes, lanes_);
+  const int64_t vectors = ceil_div(options_.columns, lanes_);
   forward_.shape = forward_shape(vectors, kForwardBatch * 32);
   // 12 KiB remain for what the warps share beside their stages.
   both_.shape = both_shape(vectors, kBatch * 32, (most_shared - 12 * 1024) / kRingBytes<kBatch>, overlaps_);
@@ -194,8 +195,9 @@ xent_status Plan::load(xent_error *err) {
   if (status == XENT_OK) {
     status = prepare(both_, kernels_->both[set], kernels_->split_both[set], kBatch, kRingBytes<kBatch>, err);
   }
-  for (const void *kernel : {kernels_->combine[set], kernels_->backward[capped][0], kernels_->backward[capped][1],
-                             address(reduce_rows_kernel), address(reduce_chunks_kernel)}) {
+  for (const void *kernel :
+       {kernels_->combine[set], kernels_->backward[capped][0], kernels_->backward[capped][1],
+        address(reduce_rows_kernel), address(reduce_chunks_kernel), kRanksKernels[set], kEmptyKernel}) {
     if (status == XENT_OK) status = load_kernel(kernel, 0, err);
   }
   forward_.space = workspace(forward_, false);
@@ -253,8 +255,12 @@ Params Plan::params(const xent_problem &problem, const Sweep &sweep) const {
   p.math = constants_of(options_);
   p.geometry = {sweep.shape.warps, sweep.shape.batches, sweep.shape.keep, sweep.shape.cluster};
   p.rows = problem.rows;
-  p.classes = options_.classes;
+  p.classes = options_.columns;
   p.vocab = options_.vocab;
+  p.all_classes = options_.classes;
+  p.class_begin = options_.class_begin;
+  p.entropy_asked = options_.entropy;
+  p.predicted_asked = options_.predicted;
   p.ignore_index = options_.ignore_index;
   p.has_ignore_index = options_.has_ignore_index;
   p.reduction = options_.reduction;
@@ -345,15 +351,49 @@ xent_status Plan::forward(const xent_problem &problem, xent_error *err) const {
   if (status != XENT_OK) return status;
   Params p = params(problem, forward_);
   if (p.rows > 0) status = run(forward_, p, false, problem.stream, err);
+  return status == XENT_OK ? reduce_forward(p, problem.stream, err) : status;
+}
+
+// The sums that forward makes of what its rows gave.
+xent_status Plan::reduce_forward(const Params &p, void *stream, xent_error *err) const {
   int what = p.row_counts.data != nullptr ? kReduceCounts : 0;
   if (p.reduction != XENT_REDUCTION_NONE) what |= kReduceLoss | kReduceDivisor;
   if (p.reduction == XENT_REDUCTION_MEAN && p.denominator.data == nullptr) what |= kReduceWeights;
-  if (status == XENT_OK && what != 0) status = reduce(p, what, p.rows > 0, problem.stream, err);
-  return status;
+  return what == 0 ? xent_status{XENT_OK} : reduce(p, what, p.rows > 0, stream, err);
+}
+
+xent_status Plan::partial(const xent_problem &problem, xent_error *err) const {
+  if (problem.rows == 0) return XENT_OK;
+  const CurrentContext current(driver_, static_cast<CUcontext>(context_));
+  const xent_status status = current.check(err);
+  if (status != XENT_OK) return status;
+  Params p = params(problem, forward_);
+  p.partial = tensor_of(problem.partial);
+  if (options_.columns > 0) return run(forward_, p, false, problem.stream, err);
+  void *args[] = {&p};
+  return launch(kEmptyKernel, ceil_div(p.rows, kRanksThreads), kRanksThreads, 0, false, args, problem.stream,
+                "empty kernel", err);
+}
+
+xent_status Plan::combine(const xent_problem &problem, xent_error *err) const {
+  const CurrentContext current(driver_, static_cast<CUcontext>(context_));
+  xent_status status = current.check(err);
+  if (status != XENT_OK) return status;
+  Params p = params(problem, forward_);
+  if (p.rows > 0) {
+    Shards shards = {};
+    shards.count = options_.ranks;
+    shards.partials = tensor_of(problem.partial);
+    std::copy_n(options_.class_offsets, options_.ranks + 1, shards.offsets);
+    void *args[] = {&p, &shards};
+    status = launch(kRanksKernels[feature_set_], ceil_div(p.rows, kRanksThreads), kRanksThreads, 0, false, args,
+                    problem.stream, "ranks kernel", err);
+  }
+  return status == XENT_OK ? reduce_forward(p, problem.stream, err) : status;
 }
 
 xent_status Plan::backward(const xent_problem &problem, xent_error *err) const {
-  if (problem.rows == 0) return XENT_OK;
+  if (problem.rows == 0 || options_.vocab == 0) return XENT_OK;
   const CurrentContext current(driver_, static_cast<CUcontext>(context_));
   const xent_status status = current.check(err);
   if (status != XENT_OK) return status;

@@ -23,6 +23,8 @@ class Plan {
   xent_status forward(const xent_problem &problem, xent_error *err) const;
   xent_status backward(const xent_problem &problem, xent_error *err) const;
   xent_status loss_and_grad(const xent_problem &problem, xent_error *err) const;
+  xent_status partial(const xent_problem &problem, xent_error *err) const;
+  xent_status combine(const xent_problem &problem, xent_error *err) const;
 
  private:
   // Offsets into the workspace. Pieces that a call does not use are not reserved.
@@ -50,6 +52,7 @@ class Plan {
   xent_status run(const Sweep &sweep, const Params &params, bool follows, void *stream, xent_error *err) const;
   xent_status one_pass(const Params &params, bool follows, void *workspace, void *stream, xent_error *err) const;
   xent_status gradient(const Params &params, bool follows, void *stream, xent_error *err) const;
+  xent_status reduce_forward(const Params &params, void *stream, xent_error *err) const;
   xent_status reduce(const Params &params, int what, bool follows, void *stream, xent_error *err) const;
 
   const Driver &driver_;

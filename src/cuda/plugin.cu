@@ -9,6 +9,7 @@
 #include "common/dtype.hpp"
 #include "device.cuh"
 #include "plan.hpp"
+#include "ranks.hpp"
 
 namespace xent::cuda {
 namespace {
@@ -23,6 +24,10 @@ int32_t probe(void *, const xent_options *options, char *why, size_t why_bytes) 
   }
   if (options->vocab > kMostColumns) {
     std::snprintf(why, why_bytes, "vocab is above 2^32 columns");
+    return 0;
+  }
+  if (options->ranks > kMostRanks) {
+    std::snprintf(why, why_bytes, "ranks are above %d on CUDA", kMostRanks);
     return 0;
   }
   int devices = 0;
@@ -63,6 +68,14 @@ xent_status backward(void *, void *plan, const xent_problem *problem, xent_error
 
 xent_status loss_and_grad(void *, void *plan, const xent_problem *problem, xent_error *err) {
   return static_cast<const Plan *>(plan)->loss_and_grad(*problem, err);
+}
+
+xent_status partial(void *, void *plan, const xent_problem *problem, xent_error *err) {
+  return static_cast<const Plan *>(plan)->partial(*problem, err);
+}
+
+xent_status combine(void *, void *plan, const xent_problem *problem, xent_error *err) {
+  return static_cast<const Plan *>(plan)->combine(*problem, err);
 }
 
 template <typename Function>
@@ -113,6 +126,8 @@ extern "C" XENT_API xent_status xent_plugin_entry_v1(const xent_host_api *, xent
   api.forward = forward;
   api.backward = backward;
   api.loss_and_grad = loss_and_grad;
+  api.partial = partial;
+  api.combine = combine;
   if (out->struct_size < sizeof(api)) {
     return xent::fail(err, XENT_PLUGIN_ERROR, "cuda: the host's table has %zu bytes, this plugin needs %zu",
                       out->struct_size, sizeof(api));

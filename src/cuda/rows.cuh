@@ -4,12 +4,15 @@
 // From a row's partial to its outputs, and from its statistics to the coefficients of its gradient.
 #pragma once
 
-#include "params.cuh"
+#include "partial.cuh"
 
 namespace xent::cuda {
 
-// Outputs of a row that is ignored.
+// Outputs of a row that is ignored. kPartials, here and below: in a kernel that may be asked for partials. Elsewhere
+// the call alone would cost registers.
+template <bool kPartials = true>
 __device__ __forceinline__ void write_ignored(const Params &p, int64_t row) {
+  if (kPartials && p.partial.data != nullptr) return write_ignored_partial(p, row);
   if (p.row_loss != nullptr) p.row_loss[row] = 0.0;
   if (p.reduction == XENT_REDUCTION_NONE) write_row(p.loss, row, 0.0f);
   if (p.stats.data != nullptr) {
@@ -31,9 +34,12 @@ struct RowStats {
 __device__ __forceinline__ RowStats stats_of(float m, float d) { return {m, d == 0.0f ? NAN : d}; }
 
 // `target_value` is v at the target, or anything where the row is out of range.
-template <unsigned F>
+template <unsigned F, bool kPartials = true>
 __device__ __forceinline__ void write_counted(const Params &p, int64_t row, RowKind kind, float target_value,
                                               const Partial &part) {
+  if constexpr (kPartials) {
+    if (p.partial.data != nullptr) return write_partial<F>(p, row, target_value, part);
+  }
   const Constants &c = p.math;
   const RowStats stats = stats_of(part.m, part.d);
   const float log_d = logf(stats.d);
