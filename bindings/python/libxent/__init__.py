@@ -12,8 +12,10 @@ from ._call import Result
 from ._functional import cross_entropy, loss_and_grad
 from ._library import Context, Error, InvalidArgument, backends, version
 from ._plan import Plan, PlanInfo
+from ._ranks import Communicator
 
 __all__ = [
+    "Communicator",
     "Context",
     "Error",
     "InvalidArgument",

@@ -79,6 +79,8 @@ class Call:
         "stream", "taken", "tracker", "written",
     )  # fmt: skip
 
+    name = "logits"  # of the array that leads: it gives the shape and the framework
+
     def __init__(self, plan: Plan, logits: Any) -> None:
         handle = plan._handle
         if handle is None:
@@ -94,7 +96,7 @@ class Call:
         self.lead = lead = by_type.get(type(logits)) or framework_of(logits)
         self.frame: Frame | None = _frame.take()
         try:
-            self.at_logits = lead.put(self, "logits", logits)
+            self.at_logits = lead.put(self, self.name, logits)
             kind, device = plan._device
             self.stream = lead.stream(self, device) if kind == CUDA else 0
         except BaseException:

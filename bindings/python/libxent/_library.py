@@ -38,7 +38,13 @@ class InvalidArgument(Error, ValueError):
 _INVALID = (_abi.XENT_INVALID_ARGUMENT, _abi.XENT_INVALID_STRUCT, _abi.XENT_WORKSPACE_TOO_SMALL)
 
 
-_CALLS = ("xent_forward", "xent_backward", "xent_loss_and_grad")
+_CALLS = (
+    "xent_forward",
+    "xent_backward",
+    "xent_loss_and_grad",
+    "xent_forward_partial",
+    "xent_forward_combine",
+)
 
 
 def _candidates() -> list[str]:

@@ -8,7 +8,7 @@ import ctypes
 import re
 from typing import Any, NamedTuple
 
-from . import _abi
+from . import _abi, _ranks
 from ._call import Call, Handle, Result, plan_dtype
 from ._dlpack import CPU, CUDA, DTYPES, DType
 from ._library import Context, InvalidArgument, check, default_context, error_slot, integer, lib, real
@@ -31,6 +31,7 @@ class PlanInfo(NamedTuple):
     alignment: int  # of the workspace
     graph_capture: bool  # calls may be captured in a CUDA graph
     one_pass: bool  # loss_and_grad reads the logits from memory once
+    partial_width: int = 0  # of a split vocabulary: numbers a row of a partial
 
 
 def parse_device(device: Any) -> tuple[int, int]:
@@ -64,6 +65,13 @@ class Plan:
     empty_mean_is_nan "mean" over no rows is NaN, as in PyTorch; otherwise 0. Gradients are 0 either way
     context           a Context; default: one of the process, with all cores
 
+    A vocabulary split over ranks (all but vocab, rank and comm the same on every rank, like the rows of each call):
+    class_offsets     ranks + 1 of them: rank r holds the classes from class_offsets[r] to class_offsets[r + 1] in the
+                      first columns of its logits. Targets, predicted and classes are global
+    rank              of this process
+    comm              a Communicator: forward and loss_and_grad then gather by themselves. Without one, put your own
+                      all-gather between forward_partial and forward_combine
+
     Raises InvalidArgument (a ValueError) for options out of their range, Error where no backend here can run them.
 
     A plan never changes and may be used from many threads at once. Arrays are of any library with __dlpack__, of any
@@ -90,6 +98,9 @@ class Plan:
         predicted: bool = False,
         overwrite_logits: bool = False,
         empty_mean_is_nan: bool = False,
+        class_offsets: Any = None,
+        rank: int = 0,
+        comm: _ranks.Communicator | None = None,
         context: Context | None = None,
     ) -> None:
         self._handle: Handle | None = None
@@ -124,12 +135,14 @@ class Plan:
             softcap=real("softcap", softcap),
             logit_scale=logit_scale,
         )
+        offsets = _ranks.describe(desc, class_offsets, rank, comm)
         self._logits_dtype = DType(desc.logits_dtype.code, desc.logits_dtype.bits)
         self._target_dtype = DType(desc.target_dtype.code, desc.target_dtype.bits)
         self._acc = DTYPES["float64" if self._logits_dtype == DTYPES["float64"] else "float32"]
         context = context or default_context()
         pointer = ctypes.c_void_p()
         check(lib.xent_plan_create(context._handle, ctypes.byref(desc), ctypes.byref(pointer), error_slot.reference))
+        del offsets  # copied
         self._handle = Handle(pointer, context)
         info = _abi.PlanInfo(struct_size=ctypes.sizeof(_abi.PlanInfo))
         check(lib.xent_plan_get_info(pointer, ctypes.byref(info), error_slot.reference))
@@ -142,6 +155,7 @@ class Plan:
             info.alignment,
             bool(info.capabilities & _abi.XENT_CAP_GRAPH_CAPTURE),
             bool(info.capabilities & _abi.XENT_CAP_ONE_PASS),
+            info.partial_width,
         )
 
     @property
@@ -194,6 +208,35 @@ class Plan:
                 size, targets, mask, row_weights, denominator, loss, stats, divisor, lse, entropy, predicted, row_counts
             )
             return call.run(lib.xent_forward, args)
+
+    def forward_partial(self, logits: Any, targets: Any, *, mask: Any = None) -> Any:
+        """This rank's part of a forward over ranks: a new array [rows, partial_width] of acc.
+
+        To be all-gathered as it is, bit by bit, to [ranks, rows, partial_width] for forward_combine.
+        """
+        return _ranks.forward_partial(self, logits, targets, mask)
+
+    def forward_combine(
+        self,
+        partials: Any,
+        targets: Any,
+        *,
+        mask: Any = None,
+        row_weights: Any = None,
+        denominator: Any = None,
+        loss: Any = True,
+        stats: Any = True,
+        divisor: Any = None,
+        lse: Any = None,
+        entropy: Any = None,
+        predicted: Any = None,
+        row_counts: Any = None,
+    ) -> Result:
+        """What forward gives, with the same bits on every rank, of the partials [ranks, rows, partial_width] of all."""
+        if divisor is None and stats is not None and (self._reduction == "mean" or denominator is not None):
+            divisor = True
+        outputs = (loss, stats, divisor, lse, entropy, predicted, row_counts)
+        return _ranks.forward_combine(self, partials, targets, mask, row_weights, denominator, *outputs)
 
     def backward(
         self,

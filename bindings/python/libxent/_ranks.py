@@ -1,0 +1,192 @@
+# SPDX-FileCopyrightText: the libxent authors
+# SPDX-License-Identifier: Apache-2.0
+"""A vocabulary split over ranks: communicators, and the two halves of a forward around another all-gather."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, Callable
+
+from . import _abi
+from ._call import Call, Result
+from ._dlpack import DType
+from ._library import Context, InvalidArgument, check, default_context, error_slot, integer, lib
+
+if TYPE_CHECKING:
+    from ._plan import Plan
+
+_ALL_GATHER = dict(_abi.CommDesc._fields_)["all_gather"]
+_RELEASE = dict(_abi.CommDesc._fields_)["release"]
+_TENSOR = ctypes.POINTER(_abi.DLTensor)
+_PARTIAL = len(Result._fields)  # of a call's results
+
+# user -> (all_gather, callback) of the communicators that live: the library tells when one is gone.
+_callbacks: dict[int, Any] = {}
+
+
+def _released(user: int) -> None:
+    _callbacks.pop(user, None)
+
+
+_on_release = _RELEASE(_released)
+
+
+def _guarded(all_gather: Callable[..., Any]) -> Any:
+    def call(_user: int, send: int, recv: int, size: int, stream: int | None, err: Any) -> int:
+        try:
+            all_gather(send, recv, size, stream or 0)
+        except BaseException as error:  # nothing may leave a C callback
+            err.contents.message = f"{type(error).__name__}: {error}".encode(errors="replace")[:495]
+            return _abi.XENT_COMM_ERROR
+        return _abi.XENT_OK
+
+    return _ALL_GATHER(call)
+
+
+class Communicator:
+    """Joins the ranks of a split vocabulary: what a Plan needs to run its own all-gather.
+
+    rank, ranks  of the caller, and how many there are
+    all_gather   all_gather(send, recv, size, stream): addresses of `size` bytes and of ranks * size bytes for those
+                 of all ranks, in rank order. On CUDA ordered on `stream`; on the CPU done when it returns. What it
+                 raises becomes an Error of the call, and the communicator is spent.
+    device       as in Plan: whose memory it gathers
+    capturable   all_gather may be captured in a CUDA graph
+
+    Plans keep what they need of it alive.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        all_gather: Callable[[int, int, int, int], Any],
+        *,
+        device: Any = "cpu",
+        capturable: bool = False,
+        context: Context | None = None,
+    ) -> None:
+        from ._plan import parse_device
+
+        self._handle: ctypes.c_void_p | None = None
+        self._context = context or default_context()
+        callback = _guarded(all_gather)
+        user = ctypes.cast(callback, ctypes.c_void_p).value
+        desc = _abi.CommDesc(
+            struct_size=ctypes.sizeof(_abi.CommDesc),
+            device=_abi.DLDevice(*parse_device(device)),
+            rank=integer("rank", rank, 32),
+            ranks=integer("ranks", ranks, 32),
+            user=user,
+            all_gather=callback,
+            release=_on_release,
+            flags=_abi.XENT_COMM_GRAPH_CAPTURE if capturable else 0,
+        )
+        handle = ctypes.c_void_p()
+        _callbacks[user] = callback
+        try:
+            check(
+                lib.xent_comm_create(
+                    self._context._handle, ctypes.byref(desc), ctypes.byref(handle), error_slot.reference
+                )
+            )
+        except BaseException:
+            _callbacks.pop(user, None)
+            raise
+        self._handle = handle
+
+    @classmethod
+    def from_nccl(cls, nccl_comm: int, *, library: int | None = None, context: Context | None = None) -> Communicator:
+        """Of a borrowed ncclComm_t, given as an address; it must outlive the plans that use it.
+
+        library  a dlopen handle of the libnccl that made it, as ctypes.CDLL(...)._handle. Default: the one that this
+                 process has loaded
+        """
+        self = cls.__new__(cls)
+        self._handle, self._context = None, context or default_context()
+        handle = ctypes.c_void_p()
+        check(
+            lib.xent_comm_from_nccl(
+                self._context._handle, nccl_comm, library, ctypes.byref(handle), error_slot.reference
+            )
+        )
+        self._handle = handle
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("libxent: a Communicator cannot be copied or pickled")
+
+    def __del__(self, destroy=lib.xent_comm_destroy) -> None:
+        handle, self._handle = getattr(self, "_handle", None), None
+        if handle is not None:
+            destroy(handle)
+
+
+def describe(desc: _abi.PlanDesc, class_offsets: Any, rank: int, comm: Communicator | None) -> Any:
+    """Puts a split into a plan's description; the result must live as long as that."""
+    if class_offsets is None:
+        if rank != 0 or comm is not None:
+            raise InvalidArgument("class_offsets: expected one more offset than ranks, as rank or comm is given")
+        return None
+    offsets = [integer("class_offsets", offset) for offset in class_offsets]
+    if len(offsets) < 2:
+        raise InvalidArgument(f"class_offsets: expected at least 2 offsets, got {len(offsets)}")
+    array = (ctypes.c_int64 * len(offsets))(*offsets)
+    desc.class_offsets = ctypes.cast(array, ctypes.POINTER(ctypes.c_int64))
+    desc.rank = integer("rank", rank, 32)
+    desc.ranks = len(offsets) - 1
+    if comm is not None:
+        if not isinstance(comm, Communicator):
+            raise InvalidArgument(f"comm: expected a Communicator, got {comm!r}")
+        desc.comm = comm._handle
+    return array
+
+
+class _Combine(Call):
+    """A call without logits: the targets lead, and their shape is [...]."""
+
+    __slots__ = ()
+    name = "targets"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if self._facts is None:
+            self._facts = self.lead.facts(self, self.logits)
+        return (*self._facts[0], 0)
+
+
+def _tensor(address: int) -> Any:
+    return ctypes.cast(address, _TENSOR) if address else None
+
+
+def forward_partial(plan: Plan, logits: Any, targets: Any, mask: Any) -> Any:
+    with Call(plan, logits) as call:
+        call.results.append(None)
+        size = plan._info.forward_workspace_bytes
+        rows = 1
+        for extent in call.shape[:-1]:
+            rows *= extent
+        acc: DType = plan._acc
+        args = _abi.PartialArgs(
+            struct_size=ctypes.sizeof(_abi.PartialArgs),
+            stream=call.stream or None,
+            workspace=call.workspace(size) or None,
+            workspace_bytes=size,
+            logits=_tensor(call.at_logits),
+            targets=_tensor(call.input("targets", targets)),
+            mask=_tensor(call.input("mask", mask)),
+            partial=_tensor(call.lead.new(call, _PARTIAL, (rows, plan._info.partial_width), acc)),
+        )
+        return call.run(lib.xent_forward_partial, ctypes.addressof(args))[_PARTIAL]
+
+
+def forward_combine(plan: Plan, partials: Any, targets: Any, *rest: Any) -> Result:
+    with _Combine(plan, targets) as call:
+        call.at_logits = 0
+        forward = call.forward(plan._info.forward_workspace_bytes, targets, *rest)
+        args = _abi.CombineArgs(
+            struct_size=ctypes.sizeof(_abi.CombineArgs),
+            forward=ctypes.cast(forward, ctypes.POINTER(_abi.ForwardArgs)),
+            partials=_tensor(call.input("partials", partials)),
+        )
+        return call.run(lib.xent_forward_combine, ctypes.addressof(args))
