@@ -155,7 +155,6 @@ struct GradWriter {
   }
 
   __device__ __forceinline__ void put_zero(const Params &p, int batch, int lane) const {
-    const GradRow zero = {true};
     const int first = batch * (kBatch * 32) + lane;
 #pragma unroll 1
     for (int k = first; k < first + (kBatch * 32) && k < vectors(p); k += 32) {
@@ -163,8 +162,11 @@ struct GradWriter {
       if (p.grad_logits.col_stride == 1 && column >= 0 && column + kLanes<T> <= p.vocab) {
         const float g[kLanes<T>] = {};
         store_vector(out + lead + column, g);
-      } else {
-        put_edge(p, k, empty_vector<T>(), zero);
+        continue;
+      }
+#pragma unroll 1
+      for (int64_t i = max(column, int64_t{0}); i < min(column + kLanes<T>, p.vocab); ++i) {
+        store_as(out + lead + i * p.grad_logits.col_stride, 0.0f);
       }
     }
   }

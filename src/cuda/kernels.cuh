@@ -58,6 +58,24 @@ __device__ __forceinline__ void write_share(const Params &p, int64_t row, const 
   }
 }
 
+template <typename T, typename G>
+__device__ __forceinline__ void write_zeros_as(const Params &p, int64_t row, const Share &share) {
+  const GradWriter<T, G, kPlain> writer(p, row, 0);
+  for (int batch = share.warp; batch * (kBatch * 32) < writer.vectors(p); batch += share.warps) {
+    writer.put_zero(p, batch, share.lane);
+  }
+}
+
+// A warp's share of the gradient of a row that does not count.
+template <typename T>
+__device__ __forceinline__ void write_zeros(const Params &p, int64_t row, const Share &share) {
+  if (sizeof(T) == 4 || p.grad_logits.type != Element::f32) {
+    write_zeros_as<T, T>(p, row, share);
+  } else {
+    write_zeros_as<T, float>(p, row, share);
+  }
+}
+
 template <typename T, unsigned F>
 __device__ __forceinline__ void write_any_share(const Params &p, int64_t row, const GradRow &grad, bool keeps,
                                                 const Share &share, StageQueue<T, kBatch, true> &queue) {
@@ -159,7 +177,7 @@ __device__ __forceinline__ void walk_rows(const Params &p, const Share &share, Q
     if constexpr (kGrad) {
       for (uint32_t left = __ballot_sync(0xffffffffu, ignored); left != 0; left &= left - 1) {
         const int64_t row = base + static_cast<int64_t>(__ffs(static_cast<int>(left)) - 1) * step;
-        write_any_share<T, F>(p, row, {true}, false, share, queue);
+        write_zeros<T>(p, row, share);
       }
     }
     for (uint32_t left = __ballot_sync(0xffffffffu, target.kind != RowKind::ignored); left != 0; left &= left - 1) {
