@@ -133,7 +133,7 @@ bool tune(int64_t rows, int64_t vocab, Element type, const char *name, bool wide
   p.math.unit = p.math.chain = p.math.chain_rest = p.math.one_minus_smoothing = 1.0f;
   p.math.sum_scale = p.math.slope_drop = 1.0f;
   p.rows = rows;
-  p.classes = p.vocab = vocab;
+  p.classes = p.all_classes = p.vocab = vocab;
   p.reduction = XENT_REDUCTION_SUM;
   p.logits = vector_tensor(logits, type, vocab);
   p.targets = vector_tensor(targets, Element::i64, 1);
