@@ -2,26 +2,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a function in several processes of one group."""
 
+import datetime
 import os
+import pathlib
 import tempfile
+import traceback
 
 import torch
 import torch.distributed
 import torch.multiprocessing
 
 
-def _rank(rank, ranks, backend, store, function, arguments):
+def _rank(rank, ranks, backend, folder, function, arguments):
     torch.set_num_threads(1)
     os.environ["LOCAL_RANK"] = str(rank)
-    torch.distributed.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks)
+    torch.distributed.init_process_group(
+        backend,
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=ranks,
+        timeout=datetime.timedelta(seconds=120),
+    )
     try:
         function(rank, ranks, *arguments)
-    finally:
-        torch.distributed.destroy_process_group()
+    except BaseException:
+        pathlib.Path(folder, f"failure-{rank}").write_text(traceback.format_exc())
+        raise
+    torch.distributed.destroy_process_group()
 
 
 def run(function, ranks, *arguments, backend="gloo"):
-    """`function(rank, ranks, *arguments)`, of a module's top level; raises what a rank raised."""
+    """`function(rank, ranks, *arguments)`, of a module's top level; tells what every rank that failed raised."""
     with tempfile.TemporaryDirectory() as folder:
-        store = os.path.join(folder, "store")
-        torch.multiprocessing.spawn(_rank, (ranks, backend, store, function, arguments), nprocs=ranks)
+        try:
+            torch.multiprocessing.spawn(_rank, (ranks, backend, folder, function, arguments), nprocs=ranks)
+        except (torch.multiprocessing.ProcessRaisedException, torch.multiprocessing.ProcessExitedException) as error:
+            failures = sorted(pathlib.Path(folder).glob("failure-*"))
+            told = "\n".join(f"{path.name}:\n{path.read_text()}" for path in failures)
+            raise AssertionError(told or str(error)) from None

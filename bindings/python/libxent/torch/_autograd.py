@@ -10,7 +10,7 @@ import torch
 
 from .._library import InvalidArgument
 from . import _plans
-from ._plans import Spec, Wants
+from ._plans import Spec, Split, Wants
 
 DOUBLE_BACKWARD = (
     "libxent.torch.cross_entropy: second derivatives are not supported; the gradient was computed with "
@@ -49,13 +49,14 @@ class CrossEntropy(torch.autograd.Function):
         denominator: Any,
         spec: Spec,
         wants: Wants,
+        split: Split | None,
     ) -> tuple:
         keep = ctx.needs_input_grad[0]
-        result = _plans.forward(logits, targets, mask, row_weights, denominator, spec, wants, keep)
+        result = _plans.forward(logits, targets, mask, row_weights, denominator, spec, wants, split, keep)
         if keep:
             ctx.set_materialize_grads(False)
             ctx.save_for_backward(logits, targets, mask, row_weights, result.stats, result.divisor)
-            ctx.spec, ctx.wants = spec, wants
+            ctx.options = (spec, wants, split)
             # What autograd packs it does not check for changes, and it may hand the same logits to other nodes too:
             # they are then left alone.
             ctx.overwrite = spec.overwrite and not saved_tensors_are_hooked()
@@ -66,7 +67,7 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: torch.Tensor | None, *_: Any) -> tuple:
-        nothing = (None,) * 6
+        nothing = (None,) * 7
         if grad_loss is None:
             return (None, *nothing)
         if ctx.spent:
@@ -75,16 +76,11 @@ class CrossEntropy(torch.autograd.Function):
                 "their gradient; leave it out to run backward again"
             )
         logits, targets, mask, row_weights, stats, divisor = ctx.saved_tensors
+        grad = logits.detach() if ctx.overwrite else torch.empty_like(logits, requires_grad=False)
+        source = grad if ctx.overwrite else logits
+        ctx.spent = ctx.overwrite
         with torch.no_grad():
-            if ctx.overwrite:
-                ctx.spent = True
-                grad = logits.detach()
-                _plans.backward(grad_loss, grad, targets, mask, row_weights, stats, divisor, ctx.spec, ctx.wants, grad)
-            else:
-                grad = torch.empty_like(logits)
-                _plans.backward(
-                    grad_loss, logits, targets, mask, row_weights, stats, divisor, ctx.spec, ctx.wants, grad
-                )
+            _plans.backward(grad_loss, source, targets, mask, row_weights, stats, divisor, *ctx.options, grad)
         if torch.is_grad_enabled():
             grad = _NotTwice.apply(grad, logits)
         return (grad, *nothing)

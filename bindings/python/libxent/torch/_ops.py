@@ -48,7 +48,7 @@ def cross_entropy(
 ) -> tuple:
     """(loss, stats, divisor, lse, entropy, predicted, row_counts)"""
     spec, wants = _spec(options[:_N_SPEC]), Wants(*options[_N_SPEC:])
-    result = _plans.forward(logits, targets, mask, row_weights, denominator, spec, wants, True)
+    result = _plans.forward(logits, targets, mask, row_weights, denominator, spec, wants, None, True)
     acc, index = _acc(logits), targets.dtype
     return tuple(
         logits.new_empty(0, dtype=dtype) if output is None else output
@@ -119,6 +119,7 @@ def cross_entropy_backward(
         None if divisor.dim() else divisor,
         _spec(options),
         Wants(),
+        None,
         grad,
     )
     return grad

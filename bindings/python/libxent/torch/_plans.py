@@ -46,15 +46,23 @@ class Wants(NamedTuple):
     row_counts: bool = False
 
 
+class Split(NamedTuple):
+    """A vocabulary split over the ranks of a process group."""
+
+    offsets: tuple[int, ...]
+    rank: int
+    group: Any
+
+
 _plans: dict[tuple, Plan] = {}
 _lock = threading.Lock()
 
 
-def plan_for(logits: torch.Tensor, targets: torch.Tensor, spec: Spec, wants: Wants) -> Plan:
+def plan_for(logits: torch.Tensor, targets: torch.Tensor, spec: Spec, wants: Wants, split: Split | None) -> Plan:
     """A plan for logits [..., vocab]; batches of varying size share one, as the rows are rounded up."""
     vocab = logits.shape[-1]
     bits = max(targets.numel() - 1, 0).bit_length()
-    key = (logits.device, logits.dtype, targets.dtype, bits, vocab, spec, wants[1:3])
+    key = (logits.device, logits.dtype, targets.dtype, bits, vocab, spec, wants[1:3], split and split[:2])
     plan = _plans.get(key)
     if plan is not None:
         return plan
@@ -65,6 +73,8 @@ def plan_for(logits: torch.Tensor, targets: torch.Tensor, spec: Spec, wants: Wan
         raise InvalidArgument(f"target: expected int64 or int32, got {targets.dtype}")
     options = spec._asdict()
     options["overwrite_logits"] = options.pop("overwrite")
+    if split is not None:
+        options["class_offsets"], options["rank"] = split[:2]
     plan = Plan(
         device=logits.device,
         logits_dtype=dtype,
@@ -90,11 +100,17 @@ def forward(
     denominator: Any,
     spec: Spec,
     wants: Wants,
+    split: Split | None,
     keep: bool,
 ) -> Result:
     """keep: also the stats and the divisor, for `backward`."""
-    return plan_for(logits, targets, spec, wants).forward(
-        logits,
+    plan = plan_for(logits, targets, spec, wants, split)
+    function, source = plan.forward, logits
+    if split is not None:
+        source = _gather(plan.forward_partial(logits, targets, mask=mask), split)
+        function = plan.forward_combine
+    return function(
+        source,
         targets,
         mask=mask,
         row_weights=row_weights,
@@ -107,6 +123,16 @@ def forward(
     )
 
 
+def _gather(partial: torch.Tensor, split: Split) -> torch.Tensor:
+    """[rows, width] of every rank, in rank order: [ranks, rows, width]."""
+    ranks, (rows, width) = len(split.offsets) - 1, partial.shape
+    gathered = partial.new_empty(ranks * rows, width)
+    if rows:
+        gather = getattr(torch.distributed, "all_gather_single", torch.distributed.all_gather_into_tensor)
+        gather(gathered, partial, group=split.group)
+    return gathered.view(ranks, rows, width)
+
+
 def backward(
     grad_loss: torch.Tensor,
     logits: torch.Tensor,
@@ -117,10 +143,11 @@ def backward(
     divisor: torch.Tensor | None,
     spec: Spec,
     wants: Wants,
+    split: Split | None,
     grad_logits: torch.Tensor,
 ) -> None:
     """Writes the gradient into `grad_logits`, which is the logits themselves in overwrite mode."""
-    plan_for(logits, targets, spec, wants).backward(
+    plan_for(logits, targets, spec, wants, split).backward(
         logits,
         targets,
         stats,
@@ -143,7 +170,7 @@ def loss_and_grad(
     grad_logits: torch.Tensor,
 ) -> Result:
     """The loss, and in `grad_logits` its gradient for an upstream gradient of 1."""
-    return plan_for(logits, targets, spec, wants).loss_and_grad(
+    return plan_for(logits, targets, spec, wants, None).loss_and_grad(
         logits,
         targets,
         mask=mask,

@@ -9,6 +9,7 @@ import torch
 
 from ..._library import InvalidArgument
 from .._functional import cross_entropy
+from .._parallel import is_dtensor
 
 _DATASET_PADDING = -100
 _MASKS = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32)
@@ -20,9 +21,14 @@ def _chunk(name: str, value: Any) -> int:
     return int(value)
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _whole(tensor: Any) -> Any:
     """A DTensor gathered, anything else as it is."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor
+
+
+def _keeps_its_split(logits: Any) -> bool:
+    """A DTensor that is split along the classes alone needs no gathering."""
+    return is_dtensor(logits) and all(p.is_replicate() or p.is_shard(logits.dim() - 1) for p in logits.placements)
 
 
 def _loss(
@@ -45,7 +51,8 @@ def _loss(
             raise InvalidArgument(
                 f"loss_weights.shape must match labels.shape, got {tuple(loss_weights.shape)} and {tuple(labels.shape)}"
             )
-    logits, labels = _whole(logits), _whole(labels)
+    labels, loss_weights = _whole(labels), _whole(loss_weights)
+    logits = logits if _keeps_its_split(logits) else _whole(logits)
     device, rows = logits.device, logits.shape[:-1]
     if labels.numel() != rows.numel():
         raise InvalidArgument(f"labels: shape {tuple(labels.shape)} does not fit logits of {tuple(logits.shape)}")

@@ -12,12 +12,6 @@ from ..._library import InvalidArgument
 from .._functional import cross_entropy
 
 
-def not_split(name: str, group: Any) -> None:
-    """Refuses a process group of more than one rank."""
-    if group is not None and torch.distributed.get_world_size(group) > 1:
-        raise InvalidArgument(f"{name}: logits whose vocabulary is split over several ranks are not supported")
-
-
 def parallel_cross_entropy(
     inp: torch.Tensor | None = None,
     target: torch.Tensor | None = None,
@@ -32,11 +26,11 @@ def parallel_cross_entropy(
 ) -> torch.Tensor:
     """transformer_engine.pytorch.cross_entropy.parallel_cross_entropy.
 
-    inp                 (B, S, V) or (S, B, V); also any other (..., V)
+    inp                 (B, S, V) or (S, B, V), V over the number of ranks with a process group; also any other (..., V)
     target              a class index for each row of inp, in the shape of its leading dimensions
     label_smoothing     in [0, 1], the smoothed part spread over all V classes
     reduce_loss         False: losses in float32, shaped like the rows; True: their mean over the rows that count
-    dist_process_group  None or a group of one rank
+    dist_process_group  the group over whose ranks the vocabulary is split, in equal parts
     ignore_idx          rows with this target have loss 0 and gradient 0
     is_cg_capturable    taken and ignored: calls can always be captured, and never read the device from the host
     overwrite_input     backward writes the gradient over inp, and runs once
@@ -50,7 +44,6 @@ def parallel_cross_entropy(
         inp = _input
     if inp is None or target is None:
         raise TypeError("parallel_cross_entropy() needs inp and target")
-    not_split("dist_process_group", dist_process_group)
     rows = inp.shape[:-1]
     if target.shape != rows:
         if target.numel() != rows.numel():
@@ -64,4 +57,5 @@ def parallel_cross_entropy(
         label_smoothing=label_smoothing,
         class_dim=-1,
         overwrite_logits=overwrite_input,
+        process_group=dist_process_group,
     )
