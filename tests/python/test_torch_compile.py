@@ -3,6 +3,7 @@
 """The operators of libxent.torch: torch.library's own checks, torch.compile in one graph, torch.export."""
 
 import libxent
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", minversion="2.4")
@@ -108,6 +109,15 @@ def test_rows_do_not_recompile(rng, reduction, dynamic):
     # Without `dynamic`, the second size is what makes the shape dynamic.
     first = 0 if dynamic else 1
     assert compiled[first:] == [compiled[first]] * len(compiled[first:])
+
+
+@pytest.mark.parametrize("denominator", [7, 2.5, np.float32(2.5), np.int64(7), torch.tensor(3)], ids=repr)
+def test_denominators_compile(rng, denominator):
+    x, t = logits(rng, (6, 33)), targets(rng, (6,), 33)
+    step = torch.compile(lambda x, t: xt.cross_entropy(x, t, denominator=denominator), backend="aot_eager")
+    assert_loss(step(x, t), want(x, t, denominator=denominator))
+    sized = torch.compile(lambda x, t: xt.cross_entropy(x, t, denominator=x.shape[0]), fullgraph=True, dynamic=True)
+    assert_loss(sized(x, t), want(x, t, denominator=6))
 
 
 def test_class_weights_compile(rng):

@@ -93,8 +93,11 @@ def _number(denominator: Any, logits: torch.Tensor) -> Any:
     """A number as the tensor that an operator takes."""
     if denominator is None or isinstance(denominator, torch.Tensor):
         return denominator
-    dtype = torch.float32 if isinstance(denominator, float) else torch.int64
-    return torch.full((), denominator, dtype=dtype, device=logits.device)
+    if isinstance(denominator, (int, float)):
+        dtype = torch.float32 if isinstance(denominator, float) else torch.int64
+        return torch.full((), denominator, dtype=dtype, device=logits.device)
+    scalar = torch.as_tensor(denominator, device=logits.device)  # of NumPy
+    return scalar.float() if scalar.dtype.is_floating_point else scalar.long()
 
 
 def _is_traced(logits: torch.Tensor) -> bool:
@@ -184,6 +187,9 @@ def cross_entropy(
     A DTensor as input may be replicated, or sharded along its last dimension, which are then the classes, over one
     dimension of its mesh; the loss is a plain tensor, the same on every rank of it.
 
+    Under DDP and FSDP, which average the gradients of their ranks, the mean over the tokens of all ranks is
+    reduction="sum" with denominator=tokens_of_all_ranks / ranks, a tensor on the device.
+
     Differences from PyTorch: a target that is out of range gives a NaN loss and gradient 0, and is counted in
     row_counts[2], where PyTorch stops the program; probabilities as targets, and class weights with label_smoothing,
     are refused.
@@ -193,10 +199,11 @@ def cross_entropy(
     if size_average is not None or reduce is not None:
         reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)
     split = None
-    if process_group is not None or class_offsets is not None or _parallel.is_dtensor(input):
+    is_dtensor = type(input) not in _PLAIN and _parallel.is_dtensor(input)
+    if process_group is not None or class_offsets is not None or is_dtensor:
         if torch.compiler.is_compiling() or fused:
             raise InvalidArgument("process_group: not supported with fused=True, nor under torch.compile")
-        if _parallel.is_dtensor(input):
+        if is_dtensor:
             if process_group is not None or class_offsets is not None or class_dim not in (None, -1, input.dim() - 1):
                 raise InvalidArgument("input: a DTensor says itself how its classes, the last dimension, are split")
             input, process_group, class_offsets = _parallel.local_of(input)
@@ -223,8 +230,8 @@ def cross_entropy(
     )
     wants = Wants(bool(return_lse), bool(return_entropy), bool(return_predicted), bool(return_row_counts))
     records = torch.is_grad_enabled()
-    if records:
-        _refuse_gradient(weight=weight, row_weights=row_weights, denominator=denominator, mask=mask)
+    if records and not (weight is None and row_weights is None and denominator is None):
+        _refuse_gradient(weight=weight, row_weights=row_weights, denominator=denominator)
     if weight is not None:
         of_class = _of_class(weight, logits, target, spec, split)
         row_weights = of_class if row_weights is None else row_weights * of_class
