@@ -21,8 +21,8 @@ def fresh_dynamo():
     torch._dynamo.reset()
 
 
-SPEC = (-100, "mean", 0.1, 1e-3, 20.0, 0.5, 30, False)
-NONE = (-100, "none", 0.0, 0.0, 0.0, 1.0, None, False)
+SPEC = (-100, "mean", 0.1, 1e-3, 20.0, 0.5, 30, False, False)
+NONE = (-100, "none", 0.0, 0.0, 0.0, 1.0, None, False, False)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -34,6 +34,7 @@ def test_opcheck(rng, device, dtype):
     weights = torch.from_numpy(rng.random(6)).to(acc).to(device)
     mask, denominator = weights > 0.3, torch.tensor(5.0, device=device)
     forward, backward = torch.ops.libxent.cross_entropy, torch.ops.libxent.cross_entropy_backward
+    over = torch.ops.libxent.cross_entropy_backward_over
     for arguments in (
         (x, t, None, None, None, *SPEC, False, False, False, False),
         (x, t, mask, weights, denominator, *SPEC, True, True, True, True),
@@ -44,7 +45,8 @@ def test_opcheck(rng, device, dtype):
         loss, stats, divisor, *_ = forward(*arguments)
         upstream = torch.ones_like(loss).detach()
         tensors = (upstream, arguments[0].detach(), *arguments[1:4], stats.detach(), divisor.detach())
-        torch.library.opcheck(backward, (*tensors, *arguments[5:13]))
+        torch.library.opcheck(backward, (*tensors, *arguments[5:14]))
+        torch.library.opcheck(over, (*tensors, *arguments[5:13], True))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -127,10 +129,75 @@ def test_class_weights_compile(rng):
     torch.testing.assert_close(step(x, t, weight).double(), expected, rtol=2e-6, atol=2e-6)
 
 
-def test_overwrite_is_refused(rng):
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_overwrite(rng, device, backend):
+    """Over logits made inside and outside of the graph, also where others need their values in backward."""
+    w, h = torch.randn(16, 33, device=device), torch.randn(24, 16, device=device)
+    t = targets(rng, (24,), 33, device=device)
+
+    def inside(w, loss, **options):
+        return loss((h @ w).clamp(-9, 9), t, **options)
+
+    def needed_before(w, loss, **options):
+        y = h @ w
+        return loss(y, t, label_smoothing=0.1, **options) + (y**2).mean()
+
+    def outside(w, loss, **options):
+        return loss(w[:16], t[:16] % 16, **options)
+
+    for function in (inside, outside, needed_before):
+        double = w.double().requires_grad_()
+        h, kept = h.double(), h
+        expected = function(double, F.cross_entropy)
+        (grad,) = torch.autograd.grad(expected, double)
+        h = kept
+        leaf = (w * 1).requires_grad_()
+        compiled = torch.compile(
+            lambda w, f=function: f(w, xt.cross_entropy, overwrite_logits=True), fullgraph=True, backend=backend
+        )
+        try:
+            loss = compiled(leaf)
+        except Exception as error:  # the trace sees that the values are needed
+            assert function is needed_before and "modified by an inplace operation" in str(error), error
+            continue
+        loss.backward()
+        torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(leaf.grad.double(), grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_overwrite_of_the_graph_s_input(rng, backend):
     x, t = logits(rng, (6, 33)), targets(rng, (6,), 33)
-    step = torch.compile(lambda x, t: xt.cross_entropy(x * 1, t, overwrite_logits=True), backend="aot_eager")
-    with pytest.raises(libxent.InvalidArgument, match="overwrite_logits"):
+    expected = want(x, t)
+    step = torch.compile(lambda y: xt.cross_entropy(y, t, overwrite_logits=True), fullgraph=True, backend=backend)
+    y = x * 1
+    square = (y**2).sum()
+    loss = step(y)
+    loss.backward(retain_graph=True)
+    assert_grad(x.grad, expected)
+    assert_grad(y, expected)  # nothing was copied
+    for again in (loss, square):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            again.backward()
+    with torch.no_grad():
+        assert_loss(step(x), expected)
+
+
+def test_overwrite_under_hooks_around_the_graph_is_refused(rng):
+    x, t = logits(rng, (6, 33)), targets(rng, (6,), 33)
+    step = torch.compile(lambda y: xt.cross_entropy(y, t, overwrite_logits=True), backend="aot_eager")
+    step(x * 1).backward()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        y = x * 1
+        with pytest.raises(Exception, match="hooks on saved tensors"):
+            step(y)
+
+
+def test_fused_is_refused(rng):
+    x, t = logits(rng, (6, 33)), targets(rng, (6,), 33)
+    step = torch.compile(lambda x, t: xt.cross_entropy(x * 1, t, fused=True), backend="aot_eager")
+    with pytest.raises(libxent.InvalidArgument, match="fused"):
         step(x, t)
     with torch.no_grad():
         assert_loss(step(x, t), want(x, t))

@@ -163,7 +163,8 @@ def cross_entropy(
       empty_mean_is_nan  "mean" over no rows is NaN, as in PyTorch; otherwise 0. Gradients are 0 either way
       overwrite_logits  backward writes the gradient over the logits instead of into new memory. It then runs once, and
                        the logits' values are lost; whoever else needs them in backward gets PyTorch's error. Under
-                       hooks on saved tensors (checkpointing, offloading) new memory is used all the same
+                       hooks on saved tensors (checkpointing, offloading) new memory is used all the same; a graph of
+                       torch.compile with such hooks around it is refused instead
       fused            forward writes the gradient in the same pass as the loss, and backward gives it away: once.
                        An upstream gradient other than 1 then scales it in place, which rounds it a second time, unless
                        by a power of two: give the factors of the loss as `denominator` or `row_weights` instead. With
@@ -217,6 +218,7 @@ def cross_entropy(
         if target.dtype not in _SMALL_INDEX:
             raise InvalidArgument(f"target: expected class indices of int64 or int32, got {target.dtype}")
         target = target.long()
+    records = torch.is_grad_enabled()
     spec = Spec(
         ignore_index,
         reduction,
@@ -226,10 +228,9 @@ def cross_entropy(
         float(logit_scale),
         classes if split is None else None,
         bool(empty_mean_is_nan) and reduction == "mean",
-        bool(overwrite_logits),
+        bool(overwrite_logits and records and logits.requires_grad),
     )
     wants = Wants(bool(return_lse), bool(return_entropy), bool(return_predicted), bool(return_row_counts))
-    records = torch.is_grad_enabled()
     if records and not (weight is None and row_weights is None and denominator is None):
         _refuse_gradient(weight=weight, row_weights=row_weights, denominator=denominator)
     if weight is not None:
@@ -239,9 +240,8 @@ def cross_entropy(
     if split is not None and (type(logits) not in _PLAIN or logits.is_meta):
         raise InvalidArgument(f"process_group: expected logits with memory of their own, got {type(logits).__name__}")
     if split is None and _is_traced(logits):
-        if (overwrite_logits or fused) and records and logits.requires_grad:
-            name = "overwrite_logits" if overwrite_logits else "fused"
-            raise InvalidArgument(f"{name}: not supported under torch.compile and other tracing; leave it out")
+        if fused and records and logits.requires_grad:
+            raise InvalidArgument("fused: not supported under torch.compile and other tracing; leave it out")
         outputs = _ops.traced_cross_entropy(
             logits, target, mask, row_weights, _number(denominator, logits), spec, wants
         )

@@ -11,21 +11,18 @@ from typing import Any
 
 import torch
 
+from .._library import InvalidArgument
 from . import _plans
-from ._autograd import DOUBLE_BACKWARD
+from ._autograd import DOUBLE_BACKWARD, saved_tensors_are_hooked
 from ._plans import Spec, Wants
 
 _SPEC = (
     "int? ignore_index, str reduction, float label_smoothing, float z_loss, float softcap, float logit_scale, "
-    "int? classes, bool empty_mean_is_nan"
+    "int? classes, bool empty_mean_is_nan, bool overwrite"
 )
 _WANTS = "bool want_lse, bool want_entropy, bool want_predicted, bool want_row_counts"
-_N_SPEC = 8
+_N_SPEC = len(Spec._fields)
 _N_TENSORS = 5  # of the inputs of forward
-
-
-def _spec(options: tuple) -> Spec:
-    return Spec(*options, False)
 
 
 def _acc(logits: torch.Tensor) -> torch.dtype:
@@ -47,7 +44,12 @@ def cross_entropy(
     *options: Any,
 ) -> tuple:
     """(loss, stats, divisor, lse, entropy, predicted, row_counts)"""
-    spec, wants = _spec(options[:_N_SPEC]), Wants(*options[_N_SPEC:])
+    spec, wants = Spec(*options[:_N_SPEC]), Wants(*options[_N_SPEC:])
+    if spec.overwrite and saved_tensors_are_hooked():
+        raise InvalidArgument(
+            "overwrite_logits: under torch.compile not supported together with hooks on saved tensors around it "
+            "(checkpointing, offloading), which may hand the logits to others too; leave it out"
+        )
     result = _plans.forward(logits, targets, mask, row_weights, denominator, spec, wants, None, True)
     acc, index = _acc(logits), targets.dtype
     return tuple(
@@ -73,7 +75,7 @@ def _(
     denominator: torch.Tensor | None,
     *options: Any,
 ) -> tuple:
-    spec, wants = _spec(options[:_N_SPEC]), Wants(*options[_N_SPEC:])
+    spec, wants = Spec(*options[:_N_SPEC]), Wants(*options[_N_SPEC:])
     acc, index, lead = _acc(logits), targets.dtype, logits.shape[:-1]
     divides = spec.reduction == "mean" or denominator is not None
 
@@ -117,7 +119,7 @@ def cross_entropy_backward(
         row_weights,
         stats,
         None if divisor.dim() else divisor,
-        _spec(options),
+        Spec(*options),
         Wants(),
         None,
         grad,
@@ -128,6 +130,33 @@ def cross_entropy_backward(
 @cross_entropy_backward.register_fake
 def _(grad_loss: torch.Tensor, logits: torch.Tensor, *_: Any) -> torch.Tensor:
     return logits.new_empty(logits.shape)
+
+
+@torch.library.custom_op(
+    "libxent::cross_entropy_backward_over",
+    mutates_args=("logits",),
+    schema="(Tensor grad_loss, Tensor(a!) logits, Tensor targets, Tensor? mask, Tensor? row_weights, Tensor stats, "
+    f"Tensor divisor, {_SPEC}) -> ()",
+)
+def cross_entropy_backward_over(
+    grad_loss: torch.Tensor,
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    mask: torch.Tensor | None,
+    row_weights: torch.Tensor | None,
+    stats: torch.Tensor,
+    divisor: torch.Tensor,
+    *options: Any,
+) -> None:
+    """The gradient over the logits. A compiler that needs their values later copies them first."""
+    divisor = None if divisor.dim() else divisor
+    spec = Spec(*options)
+    _plans.backward(grad_loss, logits, targets, mask, row_weights, stats, divisor, spec, Wants(), None, logits)
+
+
+@cross_entropy_backward_over.register_fake
+def _(*_: Any) -> None:
+    return None
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -144,7 +173,13 @@ def _backward(ctx: Any, grad_loss: torch.Tensor | None, *_: Any) -> tuple:
     if grad_loss is None:
         return (None, *nothing)
     logits, targets, mask, row_weights, stats, divisor = ctx.saved_tensors
-    grad = cross_entropy_backward(grad_loss, logits, targets, mask, row_weights, stats, divisor, *ctx.options)
+    rest = (targets, mask, row_weights, stats, divisor, *ctx.options)
+    if not ctx.options[-1]:
+        return (cross_entropy_backward(grad_loss, logits, *rest), *nothing)
+    if torch.is_grad_enabled():
+        raise RuntimeError("libxent.torch.cross_entropy: create_graph is not supported with overwrite_logits here")
+    grad = logits.detach()
+    cross_entropy_backward_over(grad_loss, grad, *rest)
     return (grad, *nothing)
 
 
@@ -168,5 +203,5 @@ def traced_cross_entropy(
     wants: Wants,
 ) -> tuple:
     """As CrossEntropy.apply."""
-    loss, _, _, *extras = cross_entropy(logits, targets, mask, row_weights, denominator, *spec[:_N_SPEC], *wants)
+    loss, _, _, *extras = cross_entropy(logits, targets, mask, row_weights, denominator, *spec, *wants)
     return loss, *(extra if wanted else None for extra, wanted in zip(extras, wants))
