@@ -18,10 +18,22 @@ DOUBLE_BACKWARD = (
 )
 
 
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+TELLS_OF_HOOKS = _top_hooks is not None
+
+
 def saved_tensors_are_hooked() -> bool:
     """Whether autograd packs what it saves now (checkpointing, offloading), and so cannot see it change later."""
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return top is None or top(False) is not None
+    if _top_hooks is not None:
+        return _top_hooks(False) is not None
+    # Older releases do not tell, but what they have packed takes no second hooks.
+    with torch.enable_grad():
+        node = torch.empty(0, requires_grad=True).sin().grad_fn
+    try:
+        node._raw_saved_self.register_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    except RuntimeError:
+        return True
+    return False
 
 
 class _NotTwice(torch.autograd.Function):

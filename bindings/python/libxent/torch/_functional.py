@@ -11,7 +11,7 @@ import torch
 
 from .._library import InvalidArgument
 from . import _ops, _parallel, _plans
-from ._autograd import CrossEntropy, FusedCrossEntropy, check_overwritable
+from ._autograd import TELLS_OF_HOOKS, CrossEntropy, FusedCrossEntropy, check_overwritable
 from ._plans import Spec, Split, Wants
 
 _INDEX = (torch.int64, torch.int32)
@@ -242,6 +242,8 @@ def cross_entropy(
     if split is None and _is_traced(logits):
         if fused and records and logits.requires_grad:
             raise InvalidArgument("fused: not supported under torch.compile and other tracing; leave it out")
+        if spec.overwrite and not TELLS_OF_HOOKS:
+            raise InvalidArgument("overwrite_logits: under torch.compile this needs a newer PyTorch; leave it out")
         outputs = _ops.traced_cross_entropy(
             logits, target, mask, row_weights, _number(denominator, logits), spec, wants
         )
