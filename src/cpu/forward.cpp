@@ -124,7 +124,7 @@ HWY_INLINE Terms<V> TermsOf(D d, const SumConsts<hn::TFromD<D>> &c, V v, V down,
 
 // Of one vector.
 template <bool kPlain, bool kShift, bool kEntropy, class D, class V = hn::Vec<D>>
-HWY_INLINE Terms<V> OneOf(D d, const SumConsts<hn::TFromD<D>> &c, V v) {
+XENT_CPU_INLINE Terms<V> OneOf(D d, const SumConsts<hn::TFromD<D>> &c, V v) {
   const V down = Down<kPlain>(d, c, v);
   const V e = ExpDown(d, down, hn::Set(d, c.lift.round), hn::Set(d, c.lift.deepest));
   return TermsOf<kShift, kEntropy>(d, c, v, down, e);
@@ -132,7 +132,7 @@ HWY_INLINE Terms<V> OneOf(D d, const SumConsts<hn::TFromD<D>> &c, V v) {
 
 // Of the two vectors at `from`, added.
 template <bool kPlain, bool kShift, bool kEntropy, class D, class S, class V = hn::Vec<D>>
-HWY_INLINE Terms<V> TwoOf(D d, const SumConsts<hn::TFromD<D>> &c, const S *from) {
+XENT_CPU_INLINE Terms<V> TwoOf(D d, const SumConsts<hn::TFromD<D>> &c, const S *from) {
   V a, b;
   LoadPair(d, from, a, b);
   return Plus<kShift, kEntropy>(OneOf<kPlain, kShift, kEntropy>(d, c, a), OneOf<kPlain, kShift, kEntropy>(d, c, b));
@@ -140,7 +140,7 @@ HWY_INLINE Terms<V> TwoOf(D d, const SumConsts<hn::TFromD<D>> &c, const S *from)
 
 // Of the four vectors at `from`, added as a tree.
 template <bool kPlain, bool kShift, bool kEntropy, class D, class S, class V = hn::Vec<D>>
-HWY_INLINE Terms<V> FourOf(D d, const SumConsts<hn::TFromD<D>> &c, const S *from) {
+XENT_CPU_INLINE Terms<V> FourOf(D d, const SumConsts<hn::TFromD<D>> &c, const S *from) {
   V v0, v1, v2, v3;
   LoadPair(d, from, v0, v1);
   LoadPair(d, from + 2 * hn::Lanes(d), v2, v3);

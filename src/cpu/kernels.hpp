@@ -14,6 +14,13 @@
 #include <cstdint>
 #include <limits>
 
+// Instrumented, what a kernel inlines takes a compiler minutes.
+#if defined(__SANITIZE_ADDRESS__)
+#define XENT_CPU_INLINE __attribute__((noinline))
+#else
+#define XENT_CPU_INLINE HWY_INLINE
+#endif
+
 namespace xent::cpu {
 
 inline constexpr int64_t kBlock = 2048;

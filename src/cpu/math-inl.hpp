@@ -128,7 +128,7 @@ struct ShortExp {
 
 // exp(-down) * 2^lift. `down` is not below 0: it is what a logit lies under the maximum.
 template <class D, class V = hn::Vec<D>, class A = hn::TFromD<D>>
-HWY_INLINE V ExpDown(D d, V down, V round, V deepest) {
+XENT_CPU_INLINE V ExpDown(D d, V down, V round, V deepest) {
   if constexpr (Lift<A>::kShort) {
     const hn::RebindToSigned<D> di;
     const V log2e = hn::Set(d, ExpConst<A>::kLog2e);
@@ -149,7 +149,7 @@ HWY_INLINE V ExpDown(D d, V down, V round, V deepest) {
 
 // The same of four vectors, in lockstep: one after the other their long chains fill a processor's schedulers.
 template <class D, class V = hn::Vec<D>, class A = hn::TFromD<D>>
-HWY_INLINE void ExpDown4(D d, V &x0, V &x1, V &x2, V &x3, V round, V deepest) {
+XENT_CPU_INLINE void ExpDown4(D d, V &x0, V &x1, V &x2, V &x3, V round, V deepest) {
   if constexpr (Lift<A>::kShort) {
     const hn::RebindToSigned<D> di;
     const V log2e = hn::Set(d, ExpConst<A>::kLog2e);
