@@ -3,6 +3,7 @@
 """Runs a function in several processes of one group."""
 
 import datetime
+import faulthandler
 import os
 import pathlib
 import tempfile
@@ -14,6 +15,7 @@ import torch.multiprocessing
 
 
 def _rank(rank, ranks, backend, folder, function, arguments):
+    faulthandler.dump_traceback_later(400, exit=True)  # a rank that hangs says where, and ends
     torch.set_num_threads(1)
     os.environ["LOCAL_RANK"] = str(rank)
     torch.distributed.init_process_group(
@@ -29,6 +31,7 @@ def _rank(rank, ranks, backend, folder, function, arguments):
         pathlib.Path(folder, f"failure-{rank}").write_text(traceback.format_exc())
         raise
     torch.distributed.destroy_process_group()
+    faulthandler.cancel_dump_traceback_later()
 
 
 def run(function, ranks, *arguments, backend="gloo"):
