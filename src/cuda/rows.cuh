@@ -116,29 +116,18 @@ __device__ __forceinline__ float narrow(double x) {
   return static_cast<float>(isinf(x) ? x : fabs(x) > most ? copysign(most, x) : x);
 }
 
-// What the gradient of a row is multiplied by, whatever its statistics: g * w * chain_rest.
-struct RowFactor {
-  bool zero;
-  double value;
-};
-
-// In double, like all coefficients: their product may lie in float32 where its factors and steps do not.
-__device__ __forceinline__ RowFactor row_factor(const Params &p, int64_t row, RowKind kind) {
-  if (kind != RowKind::counted) return {true, 0.0};
+// The coefficients are computed in double: their product may lie in float32 where its factors and steps do not.
+__device__ __forceinline__ GradRow grad_row(const Params &p, int64_t row, const RowTarget &target,
+                                            const RowStats &stats) {
+  const Constants &c = p.math;
+  GradRow grad = {};
+  grad.target = target.target;
   const float divisor = read_divisor(p);
-  double f = static_cast<double>(read_weight(p, row)) * static_cast<double>(p.math.chain_rest);
+  grad.zero = target.kind != RowKind::counted || divisor == 0.0f;
+  if (grad.zero) return grad;
+  double f = static_cast<double>(read_weight(p, row)) * static_cast<double>(c.chain_rest);
   if (p.grad_loss.data != nullptr) f *= read_floating(p.grad_loss, p.grad_loss.offset(row));
   if (divisor != 1.0f) f /= static_cast<double>(divisor);
-  return {divisor == 0.0f, f};
-}
-
-__device__ __forceinline__ GradRow grad_row(const Constants &c, const RowFactor &factor, int64_t target,
-                                            const RowStats &stats) {
-  GradRow grad = {};
-  grad.target = target;
-  grad.zero = factor.zero;
-  if (grad.zero) return grad;
-  const double f = factor.value;
   double peak = 1.0;
   if (c.z_loss != 0.0f) {
     const double lse = static_cast<double>(c.unit) * static_cast<double>(stats.m) + static_cast<double>(logf(stats.d));
