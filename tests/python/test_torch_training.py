@@ -36,13 +36,14 @@ def test_a_linear_layer_under_autocast(rng, device):
     head = torch.nn.Linear(16, 101, device=device)
     x, t = torch.randn(24, 16, device=device), targets(rng, (24,), 101, device=device)
     grads = []
-    for loss in (xt.cross_entropy, F.cross_entropy):
+    # The same logits for both: two matrix products may be rounded differently.
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y = head(x)
+        assert y.dtype == torch.bfloat16
+        values = [loss(y, t) for loss in (xt.cross_entropy, F.cross_entropy)]
+    for value in values:
         head.zero_grad()
-        with torch.autocast(device, dtype=torch.bfloat16):
-            y = head(x)
-            assert y.dtype == torch.bfloat16
-            value = loss(y, t)
-        value.backward()
+        value.backward(retain_graph=True)
         grads.append((value.detach(), head.weight.grad.clone()))
     torch.testing.assert_close(grads[0][0], grads[1][0], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(grads[0][1], grads[1][1], rtol=2e-2, atol=1e-5)
@@ -136,7 +137,7 @@ def test_memory(rng, mode):
         loss.backward()
         peak = torch.cuda.max_memory_allocated() - before
         if measured:
-            gradient = 0 if options["overwrite_logits"] else size
+            gradient = 0 if options["overwrite_logits"] else -(-size >> 21) << 21  # as the allocator counts it
             small = 64 * rows + (1 << 20)
             assert kept <= (gradient if options["fused"] else 0) + 8 * rows + 4096
             assert gradient <= peak <= gradient + small
@@ -163,7 +164,7 @@ def _data_parallel(rank, ranks):
         if kind == "ddp":
             model = torch.nn.parallel.DistributedDataParallel(model)
         else:
-            fully_shard(model)
+            fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (ranks,)))
         # The mean over the tokens of all ranks: the gradients of the ranks are averaged.
         options = {"reduction": "sum", "denominator": total / ranks, "overwrite_logits": True}
         xt.cross_entropy(model(x[rank]), t[rank], **options).backward()
