@@ -141,6 +141,7 @@ TEST_P(Bitwise, ManyLongRows) {
   };
   for (const Case &c :
        {Case{kBf16, 3000, 9001}, {kF16, 900, 32000}, {kF16, 450, 50257}, {kBf16, 310, 128256}, {kF32, 268, 100003}}) {
+    if (!cuda() && c.vocab > 40000) continue;  // OneLongRowIsTheRowAmongMany does for threads
     const int64_t rows = cuda() ? c.rows : 5;
     Problem p = start(c.dtype, rows, c.vocab);
     p.ignore_index = -100;

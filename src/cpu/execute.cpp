@@ -351,8 +351,8 @@ class Call {
     // gradient's type shows it.
     const Wide slope = loss_slope * options_.logit_scale / stats.sum;
     const int shown = std::min(exponent(slope), exponent(factor) + (plan_.acc_is_double ? 60 : 30));
-    out->lift = std::clamp(std::max(exponent(factor), shown), 0, 100);
     const int most = plan_.acc_is_double ? 1022 : 126;
+    out->lift = std::clamp(std::max(exponent(factor), shown), 0, most);
     out->post = std::clamp(std::max(exponent(factor), exponent(offset)) - most, 0, most);
     // No factor is subnormal, nor with softcap what its slope multiplies: a gradient that is one is rounded once.
     const int least = plan_.acc_is_double ? -900 : math_.softcap != 0 ? -24 : -100;
