@@ -49,6 +49,8 @@ HWY_AFTER_NAMESPACE();
 #include <string>
 #include <vector>
 
+#include "cpu_targets.hpp"
+
 namespace xent::cpu {
 HWY_EXPORT(WidenF16);
 HWY_EXPORT(WidenBF16);
@@ -61,20 +63,8 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// Runs the body once for each instruction set that was compiled and that the processor has.
-class CpuFormats : public ::testing::TestWithParam<int64_t> {
- protected:
-  void SetUp() override {
-    hwy::SetSupportedTargetsForTest(GetParam());
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-  void TearDown() override {
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
-INSTANTIATE_TEST_SUITE_P(Targets, CpuFormats, ::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
-                         [](const auto &target) { return std::string(hwy::TargetName(target.param)); });
+class CpuFormats : public CpuTargets {};
+XENT_CPU_TARGETS(CpuFormats);
 
 // The test's own decoding, by their definition.
 

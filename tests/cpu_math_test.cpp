@@ -78,6 +78,8 @@ HWY_AFTER_NAMESPACE();
 #include <string>
 #include <vector>
 
+#include "cpu_targets.hpp"
+
 namespace xent::cpu {
 HWY_EXPORT(ExpF32);
 HWY_EXPORT(ExpF64);
@@ -142,20 +144,8 @@ std::vector<double> negative(double lowest, uint64_t step) {
   return values;
 }
 
-// Runs the body once for each instruction set that was compiled and that the processor has.
-class CpuMath : public ::testing::TestWithParam<int64_t> {
- protected:
-  void SetUp() override {
-    hwy::SetSupportedTargetsForTest(GetParam());
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-  void TearDown() override {
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
-INSTANTIATE_TEST_SUITE_P(Targets, CpuMath, ::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
-                         [](const auto &target) { return std::string(hwy::TargetName(target.param)); });
+class CpuMath : public CpuTargets {};
+XENT_CPU_TARGETS(CpuMath);
 
 template <class A>
 void check_exp(const std::vector<A> &x, int lift, double bar) {

@@ -3,19 +3,14 @@
 
 // Plans and communicators of a split vocabulary: those that fit, and those that are refused.
 
-#include "generate.hpp"
-#include "ranks.hpp"
+#include "ranks_fixture.hpp"
 
 namespace xent_test {
 namespace {
 
-class RanksPlan : public ::testing::Test {
+class RanksPlan : public RanksFixture {
  protected:
   RanksPlan() {
-    std::string why;
-    device_ = device_for(Backend::kCpu, &why);
-    rng_ = test_rng();
-    err_.struct_size = sizeof(err_);
     desc_.struct_size = sizeof(desc_);
     desc_.max_rows = 4;
     desc_.vocab = 10;
@@ -38,23 +33,9 @@ class RanksPlan : public ::testing::Test {
     EXPECT_EQ(err_.status, XENT_INVALID_ARGUMENT);
     says(text);
   }
-  void says(const std::string &text) {
-    EXPECT_NE(std::string(err_.message).find(text), std::string::npos) << err_.message;
-  }
 
-  Problem problem(int32_t ranks) {
-    Problem p = plain(rng_, Backend::kCpu, kF32, {5}, 64);
-    p.split.offsets = {0};
-    for (int32_t r = 1; r <= ranks; ++r) p.split.offsets.push_back(64 * r / ranks);
-    p.split.padding.assign(static_cast<size_t>(ranks), 0);
-    return p;
-  }
-
-  Device *device_ = nullptr;
-  Rng rng_;
   std::vector<int64_t> offsets_ = {0, 10, 20, 25};
   xent_plan_desc desc_ = {};
-  xent_error err_ = {};
 };
 
 TEST_F(RanksPlan, PlansThatFit) {

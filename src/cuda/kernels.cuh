@@ -4,9 +4,8 @@
 // The kernels that sweep logits.
 //
 //   forward_kernel   a block a row, and then the next. Bytes: logits once, then 8 a row.
-//   both_kernel      the same, then the row's gradient. Bytes: logits once from memory, what the stages do not keep
-//   once
-//                    more from L2; one write.
+//   both_kernel      the same, then the row's gradient. Bytes: logits once from memory, and once more from L2 what
+//                    the stages do not keep; one write.
 //   split_kernel     a warp for each warp's share of a row, for few rows: leaves partials in the workspace.
 //   combine_kernel   a warp a row: merges them and writes the row's outputs, with the bits of the first two.
 //   backward_kernel  a block for each stretch of columns of a row: logits read once, gradient written once.
