@@ -31,13 +31,23 @@ __device__ __forceinline__ void store_as(float *out, float value) { *out = value
 __device__ __forceinline__ void store_as(bf16 *out, float value) { *out = __float2bfloat16_rn(value); }
 __device__ __forceinline__ void store_as(f16 *out, float value) { *out = __float2half_rn(value); }
 
-template <unsigned F>
+// 2^(x * exponent + lift). kAny: with a lift beyond kExactLift too, which is then added only where p is far from 1.
+template <bool kAny>
+__device__ __forceinline__ float lifted_exp2(float x, float exponent, float lift) {
+  if (kAny && lift > kExactLift) {
+    const float u = x * exponent;
+    if (u > -64.0f) return exp2_approx(u) * exp2_approx(lift);
+  }
+  return exp2_approx(fmaf(x, exponent, lift));
+}
+
+template <unsigned F, bool kAny = false>
 __device__ __forceinline__ float grad_of(float x, float shift, const GradRow &grad, const Constants &c) {
   if constexpr ((F & kSoftcap) != 0) {
     const Softcap v = softcap(x, c);
-    return v.slope * fmaf(exp2_approx(fmaf(v.value - grad.m, c.exponent, grad.lift)), grad.scale, shift);
+    return v.slope * fmaf(lifted_exp2<kAny>(v.value - grad.m, c.exponent, grad.lift), grad.scale, shift);
   }
-  return fmaf(exp2_approx(fmaf(x - grad.m, c.exponent, grad.lift)), grad.scale, shift);
+  return fmaf(lifted_exp2<kAny>(x - grad.m, c.exponent, grad.lift), grad.scale, shift);
 }
 
 // T: logits, G: gradient (T, or float). Few words, for they stay in registers beside the loads: what the ends of a row
@@ -89,7 +99,7 @@ struct GradWriter {
     const int64_t first = static_cast<int64_t>(k) * kLanes<T> - lead;
     if (first >= p.vocab) return;
     const bool adjacent = p.logits.col_stride == 1 && p.grad_logits.col_stride == 1;
-    if (adjacent && first >= 0 && first + kLanes<T> <= p.classes && !grad.zero && grad.drop == 1.0f &&
+    if (adjacent && first >= 0 && first + kLanes<T> <= p.classes && !grad.zero && grad.plain() &&
         (grad.target < first || grad.target >= first + kLanes<T>)) {
       put_vector(out + lead + first, v, grad, p.math);
       return;
@@ -100,8 +110,8 @@ struct GradWriter {
       if (column < 0 || column >= p.vocab) continue;
       float g = 0.0f;
       if (column < p.classes && !grad.zero) {
-        g = grad_of<F>(element<T>(v, lane), column == grad.target ? grad.shift_target : grad.shift, grad, p.math) *
-            grad.drop;
+        const float shift = column == grad.target ? grad.shift_target : grad.shift;
+        g = grad_of<F, true>(element<T>(v, lane), shift, grad, p.math) * grad.drop;
       }
       store_as(out + lead + column * p.grad_logits.col_stride, g);
     }
@@ -118,7 +128,7 @@ struct GradWriter {
   __device__ __forceinline__ void put(const Params &p, int batch, int lane, const uint4 (&v)[kBatch],
                                       const GradRow &grad) const {
     const int first = batch * (kBatch * 32) + lane;
-    if (static_cast<unsigned>(batch - begin) < static_cast<unsigned>(count) && grad.drop == 1.0f) {
+    if (static_cast<unsigned>(batch - begin) < static_cast<unsigned>(count) && grad.plain()) {
       G *const at = out + static_cast<int64_t>(first) * kLanes<T>;
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) put_vector(at + i * (32 * kLanes<T>), v[i], grad, p.math);

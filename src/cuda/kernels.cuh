@@ -169,6 +169,8 @@ __device__ __forceinline__ void walk_rows(const Params &p, const Share &share, Q
     RowTarget target = {RowKind::ignored, 0};
     if (mine < p.rows) target = read_target(p, mine);
     const float value = target_value<T, F>(p, mine, target);
+    RowFactor factor = {true, 0.0};
+    if (kGrad) factor = row_factor(p, mine, target.kind);
     const bool ignored = mine < p.rows && target.kind == RowKind::ignored;
     if (ignored && share.warp == 0) write_ignored<!kGrad>(p, mine);
     if constexpr (kGrad) {
@@ -186,15 +188,17 @@ __device__ __forceinline__ void walk_rows(const Params &p, const Share &share, Q
       if (share.warps > 1) writes = merge_block<F, kGrad>(part, share, turn, slots, cluster, p.math);
       if (kGrad) writes = turn % share.warps == share.warp;
       ++turn;
-      const RowTarget row_target = {static_cast<RowKind>(__shfl_sync(0xffffffffu, static_cast<int>(target.kind), i)),
-                                    __shfl_sync(0xffffffffu, target.target, i)};
       if (writes) {
+        const auto kind = static_cast<RowKind>(__shfl_sync(0xffffffffu, static_cast<int>(target.kind), i));
         const float row_value = __shfl_sync(0xffffffffu, value, i);
-        if (share.lane == 0) write_counted<F, !kGrad>(p, row, row_target.kind, row_value, part);
+        if (share.lane == 0) write_counted<F, !kGrad>(p, row, kind, row_value, part);
       }
       if constexpr (kGrad) {
         const RowStats stats = stats_of(__shfl_sync(0xffffffffu, part.m, 0), __shfl_sync(0xffffffffu, part.d, 0));
-        write_any_share<T, F>(p, row, grad_row(p, row, row_target, stats), keeps, share, queue);
+        const RowFactor row_factor = {__shfl_sync(0xffffffffu, static_cast<int>(factor.zero), i) != 0,
+                                      __shfl_sync(0xffffffffu, factor.value, i)};
+        const GradRow grad = grad_row(p.math, row_factor, __shfl_sync(0xffffffffu, target.target, i), stats);
+        write_any_share<T, F>(p, row, grad, keeps, share, queue);
       }
     }
   }
@@ -211,6 +215,7 @@ __host__ __device__ inline int slot_bytes(int warps, int words) {
 template <typename T, unsigned F>
 __global__ void __launch_bounds__(kMostThreads, 1) forward_kernel(const __grid_constant__ Params p) {
   extern __shared__ uint4 shared[];
+  start_in_chain();
   const Share share(p, static_cast<int>(threadIdx.x) / 32);
   if (share.warps > 1) {
     if (threadIdx.x < kSlots) reinterpret_cast<Slot *>(shared)[threadIdx.x] = {0, 0};
@@ -224,6 +229,7 @@ __global__ void __launch_bounds__(kMostThreads, 1) forward_kernel(const __grid_c
 template <typename T, unsigned F>
 __global__ void __launch_bounds__(kMostThreads, 1) both_kernel(const __grid_constant__ Params p) {
   extern __shared__ uint4 shared[];
+  start_in_chain();
   char *const memory = reinterpret_cast<char *>(shared);
   const int warps = static_cast<int>(blockDim.x) / 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -242,10 +248,12 @@ inline constexpr int kSplitWarps = 4;
 template <typename T, unsigned F, int N>
 __global__ void __launch_bounds__(kSplitWarps * 32) split_kernel(const __grid_constant__ Params p) {
   extern __shared__ uint4 shared[];
+  start_in_chain();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int64_t piece = static_cast<int64_t>(blockIdx.x) * kSplitWarps + warp;
   const int64_t row = piece / p.geometry.warps;
-  if (row >= p.rows || read_target(p, row).kind == RowKind::ignored) return;
+  if (row >= p.rows) return;
+  // Nothing is fetched of an ignored row, and nobody reads its partials.
   const Share share(p, static_cast<int>(piece - row * p.geometry.warps));
   // This row alone.
   StageQueue<T, N, false> queue(p, share, reinterpret_cast<char *>(shared) + warp * kRingBytes<N>, row,
@@ -257,7 +265,7 @@ __global__ void __launch_bounds__(kSplitWarps * 32) split_kernel(const __grid_co
 
 template <typename T, unsigned F>
 __global__ void __launch_bounds__(128) combine_kernel(const __grid_constant__ Params p) {
-  wait_for_previous();
+  start_in_chain();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * 4 + threadIdx.x / 32;
   if (row >= p.rows) return;
   const RowTarget target = read_target(p, row);
@@ -278,7 +286,7 @@ inline constexpr int kRepeats = 4;  // batches a warp: the coefficients of a row
 template <typename T, typename G, unsigned F>
 __global__ void __launch_bounds__(kBackwardThreads, 3)
     backward_kernel(const __grid_constant__ Params p, int pieces, int warps) {
-  wait_for_previous();
+  start_in_chain();
   const int group = static_cast<int>(threadIdx.x) / (warps * 32);
   const int warp = static_cast<int>(threadIdx.x) / 32 - group * warps;
   const int groups = kBackwardThreads / 32 / warps;
@@ -291,7 +299,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 3)
     GradRow grad = {true};
     if (target.kind == RowKind::counted) {
       const float *stats = p.stats.row<const float>(row);
-      grad = grad_row(p, row, target, {stats[0], stats[p.stats.col_stride]});
+      grad = grad_row(p.math, row_factor(p, row, target.kind), target.target, {stats[0], stats[p.stats.col_stride]});
     }
 #pragma unroll 1
     for (int repeat = 0; repeat < kRepeats; ++repeat) {

@@ -155,9 +155,11 @@ __device__ __forceinline__ float read_denominator(const Params &p) {
   return static_cast<float>(read_int(p.denominator, 0));
 }
 
-// First thing in a kernel that may start before the launch ahead of it has ended.
-__device__ __forceinline__ void wait_for_previous() {
+// First thing in every kernel: the launch behind it may be brought up already, and where it is itself launched ahead of
+// time it waits for all that was before.
+__device__ __forceinline__ void start_in_chain() {
 #if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }

@@ -177,11 +177,7 @@ xent_status Plan::load(xent_error *err) {
     code = cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, options_.device.device_id);
   }
   if (code != cudaSuccess) return device_error(err, code, "device attributes");
-  // A kernel compiled for less does not wait for the launch before it.
-  cudaFuncAttributes attributes = {};
-  code = cudaFuncGetAttributes(&attributes, address(reduce_rows_kernel));
-  if (code != cudaSuccess) return device_error(err, code, "loading a kernel");
-  overlaps_ = major >= 9 && attributes.binaryVersion >= 90;
+  overlaps_ = major >= 9;
 
   const DLDataType &type = options_.logits_dtype;
   kernels_ = is_f32(type) ? &kKernelsF32 : is_f16(type) ? &kKernelsF16 : &kKernelsBf16;
@@ -293,14 +289,14 @@ Params Plan::params(const xent_problem &problem, const Sweep &sweep) const {
 }
 
 // Everything that forward writes for each row; with `sweep` being both_, where it does not split, the gradient too.
-xent_status Plan::run(const Sweep &sweep, const Params &params, void *stream, xent_error *err) const {
+xent_status Plan::run(const Sweep &sweep, const Params &params, bool follows, void *stream, xent_error *err) const {
   Params p = params;
   void *args[] = {&p};
   const int warps = sweep.shape.warps;
   if (!sweep.splits(p.rows)) {
     const int cluster = sweep.shape.cluster;
     return launch(sweep.rows, std::min<int64_t>(p.rows * cluster, sweep.blocks), warps / cluster * 32, sweep.shared,
-                  false, args, stream, "rows kernel", err, cluster);
+                  follows, args, stream, "rows kernel", err, cluster);
   }
   const xent_status status = launch(sweep.split, ceil_div(p.rows * warps, kSplitWarps), kSplitWarps * 32,
                                     sweep.split_shared, false, args, stream, "split kernel", err);
@@ -310,16 +306,16 @@ xent_status Plan::run(const Sweep &sweep, const Params &params, void *stream, xe
 }
 
 // Everything that forward and backward write for each row.
-xent_status Plan::one_pass(const Params &params, void *workspace, void *stream, xent_error *err) const {
+xent_status Plan::one_pass(const Params &params, bool follows, void *workspace, void *stream, xent_error *err) const {
   Params p = params;
-  if (!both_.splits(p.rows)) return run(both_, p, stream, err);
+  if (!both_.splits(p.rows)) return run(both_, p, follows, stream, err);
   if (p.stats.data == nullptr) {
     p.stats.data = static_cast<char *>(workspace) + both_.space.stats;
     p.stats.rank = 1;
     p.stats.stride[0] = 2;
     p.stats.col_stride = 1;
   }
-  const xent_status status = run(both_, p, stream, err);
+  const xent_status status = run(both_, p, follows, stream, err);
   return status != XENT_OK ? status : gradient(p, overlaps_, stream, err);
 }
 
@@ -354,7 +350,7 @@ xent_status Plan::forward(const xent_problem &problem, xent_error *err) const {
   xent_status status = current.check(err);
   if (status != XENT_OK) return status;
   Params p = params(problem, forward_);
-  if (p.rows > 0) status = run(forward_, p, problem.stream, err);
+  if (p.rows > 0) status = run(forward_, p, false, problem.stream, err);
   return status == XENT_OK ? reduce_forward(p, problem.stream, err) : status;
 }
 
@@ -373,7 +369,7 @@ xent_status Plan::partial(const xent_problem &problem, xent_error *err) const {
   if (status != XENT_OK) return status;
   Params p = params(problem, forward_);
   p.partial = tensor_of(problem.partial);
-  if (options_.columns > 0) return run(forward_, p, problem.stream, err);
+  if (options_.columns > 0) return run(forward_, p, false, problem.stream, err);
   void *args[] = {&p};
   return launch(kEmptyKernel, ceil_div(p.rows, kRanksThreads), kRanksThreads, 0, false, args, problem.stream,
                 "empty kernel", err);
@@ -416,7 +412,7 @@ xent_status Plan::loss_and_grad(const xent_problem &problem, xent_error *err) co
     status = reduce(p, kReduceWeights | kReduceDivisor, false, problem.stream, err);
     if (status != XENT_OK) return status;
   }
-  if (p.rows > 0) status = one_pass(p, workspace, problem.stream, err);
+  if (p.rows > 0) status = one_pass(p, own_divisor && overlaps_, workspace, problem.stream, err);
   int what = p.row_counts.data != nullptr ? kReduceCounts : 0;
   if (p.reduction != XENT_REDUCTION_NONE) what |= kReduceLoss | (own_divisor ? 0 : kReduceDivisor);
   if (status == XENT_OK && what != 0) status = reduce(p, what, p.rows > 0, problem.stream, err);

@@ -49,8 +49,8 @@ class Plan {
   xent_status prepare(Sweep &sweep, const void *rows, const void *split, int batch, int ring, xent_error *err) const;
   Workspace workspace(const Sweep &sweep, bool gradient) const;
   Params params(const xent_problem &problem, const Sweep &sweep) const;
-  xent_status run(const Sweep &sweep, const Params &params, void *stream, xent_error *err) const;
-  xent_status one_pass(const Params &params, void *workspace, void *stream, xent_error *err) const;
+  xent_status run(const Sweep &sweep, const Params &params, bool follows, void *stream, xent_error *err) const;
+  xent_status one_pass(const Params &params, bool follows, void *workspace, void *stream, xent_error *err) const;
   xent_status gradient(const Params &params, bool follows, void *stream, xent_error *err) const;
   xent_status reduce_forward(const Params &params, void *stream, xent_error *err) const;
   xent_status reduce(const Params &params, int what, bool follows, void *stream, xent_error *err) const;

@@ -34,18 +34,28 @@ __device__ __forceinline__ RowSums add(const RowSums &a, const RowSums &b) {
           a.out_of_range + b.out_of_range};
 }
 
+// Over the lanes of a warp, in lane 0.
+__device__ __forceinline__ RowSums warp_sum(RowSums sums) {
+  for (int distance = 16; distance > 0; distance /= 2) {
+    sums = add(
+        sums,
+        {__shfl_down_sync(0xffffffffu, sums.loss, distance), __shfl_down_sync(0xffffffffu, sums.weight, distance),
+         __shfl_down_sync(0xffffffffu, sums.counted, distance), __shfl_down_sync(0xffffffffu, sums.ignored, distance),
+         __shfl_down_sync(0xffffffffu, sums.out_of_range, distance)});
+  }
+  return sums;
+}
+
 // Thread 0 gets the sum over the block.
 __device__ __forceinline__ RowSums block_sum(RowSums sums) {
-  __shared__ RowSums shared[kReduceThreads];
-  shared[threadIdx.x] = sums;
+  constexpr int warps = kReduceThreads / 32;
+  __shared__ RowSums shared[warps];
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  sums = warp_sum(sums);
+  if (lane == 0) shared[threadIdx.x / 32] = sums;
   __syncthreads();
-  for (int width = kReduceThreads / 2; width > 0; width /= 2) {
-    if (static_cast<int>(threadIdx.x) < width) {
-      shared[threadIdx.x] = add(shared[threadIdx.x], shared[threadIdx.x + width]);
-    }
-    __syncthreads();
-  }
-  return shared[0];
+  if (threadIdx.x >= 32) return {};
+  return warp_sum(lane < warps ? shared[lane] : RowSums{});
 }
 
 __device__ __forceinline__ void finish_sums(const Params &p, int what, const RowSums &sums) {
@@ -80,7 +90,7 @@ __device__ __forceinline__ void finish_sums(const Params &p, int what, const Row
 }
 
 __global__ void __launch_bounds__(kReduceThreads) reduce_rows_kernel(const __grid_constant__ Params p, int what) {
-  wait_for_previous();
+  start_in_chain();
   RowSums sums = {};
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kRowsPerChunk;
   const int64_t end = begin + kRowsPerChunk < p.rows ? begin + kRowsPerChunk : p.rows;
@@ -105,7 +115,7 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_rows_kernel(const __gri
 
 __global__ void __launch_bounds__(kReduceThreads)
     reduce_chunks_kernel(const __grid_constant__ Params p, int what, int64_t chunks) {
-  wait_for_previous();
+  start_in_chain();
   RowSums sums = {};
   for (int64_t chunk = threadIdx.x; chunk < chunks; chunk += kReduceThreads) {
     sums = add(sums, static_cast<const RowSums *>(p.chunks)[chunk]);

@@ -84,6 +84,11 @@ __device__ __forceinline__ void write_counted(const Params &p, int64_t row, RowK
   }
 }
 
+// A lift beyond this would round the exponential's argument so much that its largest values show it.
+inline constexpr float kExactLift = 63.0f;
+// Up to here 2^lift is a float32 number.
+inline constexpr int kMostLift = 126;
+
 // dx_i = slope_i * (2^((v_i - m) * exponent + lift) * scale + shift) * drop, `shift_target` in place of `shift` at the
 // target; slope_i is 1, or softcap()'s. `lift` takes the exponent of a large coefficient (z-loss, logit_scale) out of
 // `scale`, so that it does not magnify what the exponential flushes to 0. `drop` is 1, or a power of two that keeps
@@ -97,6 +102,9 @@ struct GradRow {
   float shift_target;
   float drop;
   int64_t target;
+
+  // Whether its elements can take the fast way.
+  __device__ __forceinline__ bool plain() const { return drop == 1.0f && lift <= kExactLift; }
 };
 
 // What the loss was divided by; 1 where by nothing. `divisor` is a tensor that forward or the caller has filled.
@@ -107,27 +115,35 @@ __device__ __forceinline__ float read_divisor(const Params &p) {
   return 1.0f;
 }
 
-// Beyond 63 the rounding of the exponential's argument would show in its largest values.
-inline constexpr int kMostLift = 63;
-
 // To float32, a finite value to a finite one: infinity times a p of 0 would be NaN.
 __device__ __forceinline__ float narrow(double x) {
   const double most = static_cast<double>(FLT_MAX);
   return static_cast<float>(isinf(x) ? x : fabs(x) > most ? copysign(most, x) : x);
 }
 
-// The coefficients are computed in double: their product may lie in float32 where its factors and steps do not.
-__device__ __forceinline__ GradRow grad_row(const Params &p, int64_t row, const RowTarget &target,
-                                            const RowStats &stats) {
-  const Constants &c = p.math;
-  GradRow grad = {};
-  grad.target = target.target;
+// What the gradient of a row is multiplied by, whatever its statistics: g * w * chain_rest.
+struct RowFactor {
+  bool zero;
+  double value;
+};
+
+// In double, like all coefficients: their product may lie in float32 where its factors and steps do not.
+__device__ __forceinline__ RowFactor row_factor(const Params &p, int64_t row, RowKind kind) {
+  if (kind != RowKind::counted) return {true, 0.0};
   const float divisor = read_divisor(p);
-  grad.zero = target.kind != RowKind::counted || divisor == 0.0f;
-  if (grad.zero) return grad;
-  double f = static_cast<double>(read_weight(p, row)) * static_cast<double>(c.chain_rest);
+  double f = static_cast<double>(read_weight(p, row)) * static_cast<double>(p.math.chain_rest);
   if (p.grad_loss.data != nullptr) f *= read_floating(p.grad_loss, p.grad_loss.offset(row));
   if (divisor != 1.0f) f /= static_cast<double>(divisor);
+  return {divisor == 0.0f, f};
+}
+
+__device__ __forceinline__ GradRow grad_row(const Constants &c, const RowFactor &factor, int64_t target,
+                                            const RowStats &stats) {
+  GradRow grad = {};
+  grad.target = target;
+  grad.zero = factor.zero;
+  if (grad.zero) return grad;
+  const double f = factor.value;
   double peak = 1.0;
   if (c.z_loss != 0.0f) {
     const double lse = static_cast<double>(c.unit) * static_cast<double>(stats.m) + static_cast<double>(logf(stats.d));
