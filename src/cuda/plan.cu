@@ -30,7 +30,9 @@ Element element_of(const DLDataType &type) {
   return Element::f32;
 }
 
+// `d` may be 0: of no rows none is divided.
 Divisor divisor_of(int64_t d) {
+  d = std::max<int64_t>(d, 1);
   int32_t shift = 0;
   while ((int64_t{1} << shift) < d) ++shift;
   const unsigned __int128 numerator = static_cast<unsigned __int128>(1) << (62 + shift);
