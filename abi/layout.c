@@ -120,6 +120,15 @@ FIELD(xent_loss_and_grad_args, forward, 16);
 FIELD(xent_loss_and_grad_args, grad_loss, 24);
 FIELD(xent_loss_and_grad_args, grad_logits, 32);
 
+SIZE(xent_scale_grad_args, 56);
+FIELD(xent_scale_grad_args, struct_size, 0);
+FIELD(xent_scale_grad_args, next, 8);
+FIELD(xent_scale_grad_args, stream, 16);
+FIELD(xent_scale_grad_args, targets, 24);
+FIELD(xent_scale_grad_args, mask, 32);
+FIELD(xent_scale_grad_args, grad_loss, 40);
+FIELD(xent_scale_grad_args, grad_logits, 48);
+
 SIZE(xent_partial_args, 72);
 FIELD(xent_partial_args, struct_size, 0);
 FIELD(xent_partial_args, next, 8);
@@ -200,7 +209,7 @@ FIELD(xent_problem, grad_loss, 1872);
 FIELD(xent_problem, grad_logits, 2024);
 FIELD(xent_problem, partial, 2176);
 
-SIZE(xent_backend_api, 112);
+SIZE(xent_backend_api, 120);
 FIELD(xent_backend_api, struct_size, 0);
 FIELD(xent_backend_api, abi_minor, 8);
 FIELD(xent_backend_api, device_type, 12);
@@ -216,6 +225,7 @@ FIELD(xent_backend_api, loss_and_grad, 80);
 FIELD(xent_backend_api, partial, 88);
 FIELD(xent_backend_api, combine, 96);
 FIELD(xent_backend_api, release, 104);
+FIELD(xent_backend_api, scale_grad, 112);
 
 SIZE(DLTensor, 48);
 FIELD(DLTensor, data, 0);
@@ -260,6 +270,6 @@ VALUE(XENT_PLAN_ENTROPY, 8);
 VALUE(XENT_PLAN_PREDICTED, 16);
 VALUE(XENT_CAP_GRAPH_CAPTURE, 1);
 VALUE(XENT_CAP_ONE_PASS, 2);
-VALUE(XENT_PLUGIN_ABI_MINOR, 0);
+VALUE(XENT_PLUGIN_ABI_MINOR, 1);
 VALUE(XENT_MAX_LEADING_DIMS, 8);
 VALUE(XENT_ABI_VERSION, 0);

@@ -72,6 +72,7 @@ struct CallSetup {
     forward.struct_size = sizeof forward;
     backward.struct_size = sizeof backward;
     both.struct_size = sizeof both;
+    scale.struct_size = sizeof scale;
     logits.set<float>(std::vector<float>(24, 0.5f));
     targets.set<int64_t>({0, 1, 2, 3, 0, 1});
     mask.set<uint8_t>({1, 1, 0, 1, 1, 1});
@@ -90,8 +91,8 @@ struct CallSetup {
   }
   void bind() {
     forward.logits = backward.logits = logits.get();
-    forward.targets = backward.targets = targets.get();
-    forward.mask = backward.mask = mask.get();
+    forward.targets = backward.targets = scale.targets = targets.get();
+    forward.mask = backward.mask = scale.mask = mask.get();
     forward.row_weights = backward.row_weights = row_weights.get();
     forward.denominator = denominator.get();
     forward.loss = loss.get();
@@ -101,8 +102,8 @@ struct CallSetup {
     forward.entropy = entropy.get();
     forward.predicted = predicted.get();
     forward.row_counts = row_counts.get();
-    backward.grad_loss = both.grad_loss = grad_loss.get();
-    backward.grad_logits = both.grad_logits = grad_logits.get();
+    backward.grad_loss = both.grad_loss = scale.grad_loss = grad_loss.get();
+    backward.grad_logits = both.grad_logits = scale.grad_logits = grad_logits.get();
   }
   std::vector<CallTensor *> tensors() {
     return {&logits,  &targets, &mask,    &row_weights, &denominator, &loss,      &stats,
@@ -132,6 +133,7 @@ struct CallSetup {
   xent_forward_args forward{};
   xent_backward_args backward{};
   xent_loss_and_grad_args both{};
+  xent_scale_grad_args scale{};
   // The workspace: as much as is needed, unless a test says otherwise.
   std::optional<size_t> workspace_bytes;
   size_t workspace_shift = 0;
@@ -139,8 +141,9 @@ struct CallSetup {
   bool no_workspace = false;
 };
 
-enum Operation { kForward = 1, kBackward = 2, kBoth = 4 };
-inline constexpr const char *kNames[] = {"", "xent_forward", "xent_backward", "", "xent_loss_and_grad"};
+enum Operation { kForward = 1, kBackward = 2, kBoth = 4, kScale = 8 };
+inline constexpr const char *kNames[] = {"", "xent_forward",   "xent_backward", "", "xent_loss_and_grad", "", "",
+                                         "", "xent_scale_grad"};
 
 using Change = std::function<void(CallSetup &)>;
 
@@ -183,6 +186,7 @@ class CallTest : public testing::TestWithParam<const char *> {
     err = xent_error{sizeof err, 0, 0, ""};
     const xent_status status = operation == kForward    ? xent_forward(plan, &setup.forward, &err)
                                : operation == kBackward ? xent_backward(plan, &setup.backward, &err)
+                               : operation == kScale    ? xent_scale_grad(plan, &setup.scale, &err)
                                                         : xent_loss_and_grad(plan, &setup.both, &err);
     std::free(own);
     xent_plan_destroy(plan);
@@ -190,7 +194,7 @@ class CallTest : public testing::TestWithParam<const char *> {
   }
 
   void accepted(int operations, const Change &change) {
-    for (const Operation operation : {kForward, kBackward, kBoth}) {
+    for (const Operation operation : {kForward, kBackward, kBoth, kScale}) {
       if ((operations & operation) == 0) continue;
       CallSetup setup;
       change(setup);
@@ -200,7 +204,7 @@ class CallTest : public testing::TestWithParam<const char *> {
 
   void refused(int operations, const Change &change, const std::string &text,
                xent_status status = XENT_INVALID_ARGUMENT) {
-    for (const Operation operation : {kForward, kBackward, kBoth}) {
+    for (const Operation operation : {kForward, kBackward, kBoth, kScale}) {
       if ((operations & operation) == 0) continue;
       SCOPED_TRACE(text);
       CallSetup setup;

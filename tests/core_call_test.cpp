@@ -163,7 +163,7 @@ TEST_P(CallTest, Shapes) {
       "grad_loss: shape [3]; it must be [], [1] or");
   refused(
       kGradient, [](CallSetup &s) { s.grad_logits.shape = {6, 4}; },
-      "grad_logits: shape [6, 4] does not match the logits' shape [2, 3, 4]");
+      "grad_logits: shape [6, 4]; it must be [..., vocab] = [2, 3, 4]");
   accepted(kGradient, [](CallSetup &s) {
     s.per_row();
     s.grad_loss.shape = {2, 3};

@@ -186,6 +186,28 @@ TEST_F(PluginTest, ABackendWithoutPartialServesNoSplitVocabulary) {
   EXPECT_EQ(served(2), "cpu");
 }
 
+// An entry that is NULL, and a table of before there was one, in whose place anything may lie.
+TEST_F(PluginTest, ABackendWithoutScaleGrad) {
+  setenv("XENT_TEST_HOSTILE", "minor 0", 1);
+  for (const auto &[plugin, name] : {std::pair{"reference", "reference.cpu"}, std::pair{"hostile", "hostile"}}) {
+    xent_context *other = nullptr;
+    ASSERT_EQ(xent_context_create(nullptr, &other, &err), XENT_OK);
+    ASSERT_EQ(xent_backend_load(other, (kPlugins + "/" + plugin + ".so").c_str(), &err), XENT_OK) << err.message;
+    xent_plan_desc desc{};
+    desc.struct_size = sizeof desc;
+    desc.vocab = 8;
+    desc.max_rows = 4;
+    xent_plan *plan = nullptr;
+    ASSERT_EQ(xent_plan_create(other, &desc, &plan, &err), XENT_OK) << err.message;
+    xent_scale_grad_args args{};
+    args.struct_size = sizeof args;
+    EXPECT_EQ(xent_scale_grad(plan, &args, &err), XENT_UNSUPPORTED);
+    says("xent_scale_grad: plan: its backend " + std::string(name) + " has no scale_grad; use xent_backward");
+    xent_plan_destroy(plan);
+    xent_context_destroy(other);
+  }
+}
+
 TEST_F(PluginTest, CudaIsLoadedOnDemand) {
   Folder folder;
   folder.link(kPlugins + "/fake_cuda.so", "libxent_cuda.so");

@@ -37,8 +37,9 @@ class StructTest : public testing::Test {
   xent_error err{};
 };
 
-using InputStructs = testing::Types<xent_context_desc, xent_comm_desc, xent_plan_desc, xent_forward_args,
-                                    xent_backward_args, xent_loss_and_grad_args, xent_partial_args, xent_combine_args>;
+using InputStructs =
+    testing::Types<xent_context_desc, xent_comm_desc, xent_plan_desc, xent_forward_args, xent_backward_args,
+                   xent_loss_and_grad_args, xent_scale_grad_args, xent_partial_args, xent_combine_args>;
 TYPED_TEST_SUITE(StructTest, InputStructs);
 
 TYPED_TEST(StructTest, ExactSize) {

@@ -42,8 +42,9 @@
  *     when the bytes beyond are zero and refused with XENT_INVALID_STRUCT otherwise, so an option
  *     is never silently ignored.
  *   - Destroy functions return void and accept NULL; any order of destruction is legal.
- *   - forward, backward and loss_and_grad allocate nothing, never synchronise and create no stream:
- *     they enqueue on the caller's stream and may be captured in a CUDA graph, also on first use.
+ *   - forward, backward, loss_and_grad and scale_grad allocate nothing, never synchronise and create
+ *     no stream: they enqueue on the caller's stream and may be captured in a CUDA graph, also on
+ *     first use.
  *   - The same inputs give the same bits in every run, and the results of a row do not depend on the
  *     other rows, on its position or address, or on the number of threads.
  *
@@ -309,6 +310,29 @@ typedef struct xent_loss_and_grad_args {
 } xent_loss_and_grad_args;
 
 XENT_API xent_status xent_loss_and_grad(const xent_plan *plan, const xent_loss_and_grad_args *args, xent_error *err);
+
+typedef struct xent_scale_grad_args {
+  size_t struct_size;
+  const void *next;
+  void *stream;
+  const DLTensor *targets; /* as in forward, like the next */
+  const DLTensor *mask;
+  const DLTensor *grad_loss;   /* in  [] any float type; NONE also [...]. Required */
+  const DLTensor *grad_logits; /* in and out [..., vocab] of the logits' type or float32 */
+} xent_scale_grad_args;
+
+/* Multiplies a gradient that xent_loss_and_grad wrote for a grad_loss of NULL by the one that turned out
+ * since, in place: what a framework's backward does where forward has made the gradient already. Each row
+ * that counts is multiplied by its grad_loss, in float32 (float64 for float64 logits, and where grad_loss is
+ * float64), and rounded again: the value was rounded when it was stored, so it is rounded twice, where
+ * xent_backward with grad_loss rounds once (a power of two changes nothing short of the type's ends). Rows
+ * that are ignored or whose target is out of range stay as they are, 0, whatever their grad_loss is, and so
+ * do padding columns; in a row that counts 0 times infinity is NaN, also where a divisor of 0 made the 0.
+ * Where a grad_loss is 1 nothing of its rows is read or written, and of a scalar 1 that one read is all: a
+ * few microseconds, and no read on the host. Otherwise the gradient is read once and written once. It needs
+ * no workspace and, over ranks, no communication: each rank scales its own columns. XENT_UNSUPPORTED where
+ * the plan's backend has no such function. */
+XENT_API xent_status xent_scale_grad(const xent_plan *plan, const xent_scale_grad_args *args, xent_error *err);
 
 /* A split vocabulary with the caller's own collective (torch.distributed, XLA, MPI), in place of
  * xent_forward: each rank writes its partial, the caller all-gathers them in rank order, every rank

@@ -21,7 +21,7 @@
 
 #include <xent/xent.h>
 
-#define XENT_PLUGIN_ABI_MINOR 0
+#define XENT_PLUGIN_ABI_MINOR 1
 #define XENT_PLUGIN_ENTRY_NAME "xent_plugin_entry_v1"
 #define XENT_MAX_LEADING_DIMS 8
 
@@ -120,6 +120,8 @@ typedef struct xent_backend_api {
   xent_status (*partial)(void *self, void *plan, const xent_problem *problem, xent_error *err);
   xent_status (*combine)(void *self, void *plan, const xent_problem *problem, xent_error *err);
   void (*release)(void *self); /* optional; called once, when the context and all its plans are gone */
+  /* Since minor 1, optional: the contract of xent_scale_grad, with targets, mask, grad_loss and grad_logits. */
+  xent_status (*scale_grad)(void *self, void *plan, const xent_problem *problem, xent_error *err);
   /* append here and raise XENT_PLUGIN_ABI_MINOR */
 } xent_backend_api;
 

@@ -152,6 +152,10 @@ xent_status xent_loss_and_grad(const xent_plan *plan, const xent_loss_and_grad_a
   return guarded("xent_loss_and_grad", err, [&] { return xent::loss_and_grad(plan, args, err); });
 }
 
+xent_status xent_scale_grad(const xent_plan *plan, const xent_scale_grad_args *args, xent_error *err) {
+  return guarded("xent_scale_grad", err, [&] { return xent::scale_grad(plan, args, err); });
+}
+
 xent_status xent_forward_partial(const xent_plan *plan, const xent_partial_args *args, xent_error *err) {
   return guarded("xent_forward_partial", err, [&] { return xent::forward_partial(plan, args, err); });
 }

@@ -71,11 +71,11 @@ void read_forward(Call &call, const xent_forward_args &args) {
 }
 
 // `grad_loss` and `grad_logits`, the end of every argument list that has them.
-void read_gradient(Call &call, const DLTensor *grad_loss, const DLTensor *grad_logits) {
+void read_gradient(Call &call, Call::Need need, const DLTensor *grad_loss, const DLTensor *grad_logits) {
   const xent_options &options = call.options();
   xent_problem &problem = call.problem();
   const bool per_row = options.reduction == XENT_REDUCTION_NONE;
-  call.input({"grad_loss", kAnyFloat, per_row ? Form::kScalarOrRows : Form::kScalar}, kOptional, grad_loss,
+  call.input({"grad_loss", kAnyFloat, per_row ? Form::kScalarOrRows : Form::kScalar}, need, grad_loss,
              &problem.grad_loss);
   const uint32_t logits = dtype_set(options.logits_dtype);
   call.output({"grad_logits", logits == kF64 ? logits : logits | kF32, Form::kMatrix}, kRequired, grad_logits,
@@ -130,7 +130,7 @@ xent_status backward(const xent_plan *plan, const xent_backward_args *args, xent
   call.input({"stats", call.accumulator(), Form::kPairs}, kRequired, copy.stats, &problem.stats);
   call.input({"divisor", call.accumulator(), Form::kScalar}, reduction == XENT_REDUCTION_MEAN ? kRequired : kOptional,
              copy.divisor, &problem.divisor);
-  read_gradient(call, copy.grad_loss, copy.grad_logits);
+  read_gradient(call, kOptional, copy.grad_loss, copy.grad_logits);
   return call.run(&xent_backend_api::backward);
 }
 
@@ -146,8 +146,27 @@ xent_status loss_and_grad(const xent_plan *plan, const xent_loss_and_grad_args *
   call.stream(forward.stream);
   call.workspace(forward.workspace, forward.workspace_bytes, plan->info.loss_and_grad_workspace_bytes);
   read_forward(call, forward);
-  read_gradient(call, copy.grad_loss, copy.grad_logits);
+  read_gradient(call, kOptional, copy.grad_loss, copy.grad_logits);
   return plan->options.ranks > 1 ? loss_and_grad_over_ranks(call, err) : call.run(&xent_backend_api::loss_and_grad);
+}
+
+xent_status scale_grad(const xent_plan *plan, const xent_scale_grad_args *args, xent_error *err) {
+  constexpr char function[] = "xent_scale_grad";
+  if (plan == nullptr) return no_plan(function, err);
+  xent_scale_grad_args copy;
+  if (const xent_status status = read_struct(function, "args", args, &copy, err)) return status;
+  const xent_backend_api &backend = plan->backend->api;
+  if (backend.scale_grad == nullptr) {
+    return fail(err, XENT_UNSUPPORTED, "%s: plan: its backend %s has no scale_grad; use xent_backward with grad_loss",
+                function, backend.name);
+  }
+  Call call(function, *plan, err);
+  xent_problem &problem = call.problem();
+  call.stream(copy.stream);
+  call.first_rows({"targets", dtype_set(call.options().target_dtype), Form::kRows}, copy.targets, &problem.targets);
+  call.input({"mask", kMaskTypes, Form::kRows}, kOptional, copy.mask, &problem.mask);
+  read_gradient(call, kRequired, copy.grad_loss, copy.grad_logits);
+  return call.run(&xent_backend_api::scale_grad);
 }
 
 xent_status forward_partial(const xent_plan *plan, const xent_partial_args *args, xent_error *err) {

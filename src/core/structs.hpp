@@ -26,6 +26,7 @@ XENT_MINIMUM_SIZE(xent_plan_info, partial_width);
 XENT_MINIMUM_SIZE(xent_forward_args, row_counts);
 XENT_MINIMUM_SIZE(xent_backward_args, grad_logits);
 XENT_MINIMUM_SIZE(xent_loss_and_grad_args, grad_logits);
+XENT_MINIMUM_SIZE(xent_scale_grad_args, grad_logits);
 XENT_MINIMUM_SIZE(xent_partial_args, partial);
 XENT_MINIMUM_SIZE(xent_combine_args, partials);
 #undef XENT_MINIMUM_SIZE

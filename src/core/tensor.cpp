@@ -3,6 +3,7 @@
 
 #include "core/tensor.hpp"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 
@@ -204,11 +205,14 @@ xent_status TensorReader::check_shape(const TensorRule &rule, const DLTensor &te
       std::snprintf(must, sizeof must, "; it must be [], [1] or the %s shape %s", leader_,
                     describe_list(leading_, leading_ndim_).text);
       break;
-    case Form::kMatrix:
+    case Form::kMatrix: {
       if (ndim > 0 && is_leading(shape, ndim - 1) && shape[ndim - 1] == options_.vocab) return XENT_OK;
-      std::snprintf(must, sizeof must, " does not match the logits' shape %s",
-                    describe_list(leading_, leading_ndim_ + 1).text);
+      int64_t matrix[XENT_MAX_LEADING_DIMS + 1];
+      std::copy_n(leading_, leading_ndim_, matrix);
+      matrix[leading_ndim_] = options_.vocab;
+      std::snprintf(must, sizeof must, "; it must be [..., vocab] = %s", describe_list(matrix, leading_ndim_ + 1).text);
       break;
+    }
     case Form::kPairs:
       if (ndim == 2 && shape[0] == rows_ && shape[1] == 2) return XENT_OK;
       std::snprintf(must, sizeof must, "; it must be [rows, 2] = [%" PRId64 ", 2]", rows_);

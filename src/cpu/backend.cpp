@@ -131,5 +131,6 @@ extern "C" xent_status xent_cpu_plugin_entry_v1(const xent_host_api *host, xent_
     out->partial = execute<run_partial>;
     out->combine = execute<run_combine>;
     out->release = release;
+    out->scale_grad = execute<run_scale_grad>;
   });
 }

@@ -33,6 +33,7 @@ int64_t cache_bytes();
 void run_forward(const Plan &plan, Pool &pool, const xent_problem &problem);
 void run_backward(const Plan &plan, Pool &pool, const xent_problem &problem);
 void run_loss_and_grad(const Plan &plan, Pool &pool, const xent_problem &problem);
+void run_scale_grad(const Plan &plan, Pool &pool, const xent_problem &problem);
 void run_partial(const Plan &plan, Pool &pool, const xent_problem &problem);
 void run_combine(const Plan &plan, Pool &pool, const xent_problem &problem);
 

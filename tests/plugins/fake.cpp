@@ -73,7 +73,7 @@ extern "C" XENT_API xent_status xent_plugin_entry_v1(const xent_host_api *host, 
     state.host = *host;
   }
   host->log(host->host, XENT_LOG_INFO, "fake: entry");
-  *out = xent_backend_api{sizeof *out,  0,    FAKE_DEVICE, FAKE_NAME, "1.0", &state, probe,  plan_create,
-                          plan_destroy, call, call,        call,      call,  call,   release};
+  *out = xent_backend_api{sizeof *out,  0,    FAKE_DEVICE, FAKE_NAME, "1.0", &state, probe,   plan_create,
+                          plan_destroy, call, call,        call,      call,  call,   release, call};
   return XENT_OK;
 }

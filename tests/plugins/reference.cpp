@@ -173,7 +173,7 @@ xent_status loss_and_grad(void *, void *, const xent_problem *p, xent_error *) {
 extern "C" XENT_API xent_status xent_plugin_entry_v1(const xent_host_api *host, xent_backend_api *out, xent_error *err);
 extern "C" XENT_API xent_status xent_plugin_entry_v1(const xent_host_api *, xent_backend_api *out, xent_error *) {
   static int self;
-  *out = xent_backend_api{sizeof *out,  0,       kDLCPU,   "reference.cpu", "1.0",   &self,   probe,  plan_create,
-                          plan_destroy, forward, backward, loss_and_grad,   nullptr, nullptr, nullptr};
+  *out = xent_backend_api{sizeof *out,  0,       kDLCPU,   "reference.cpu", "1.0",   &self,   probe,   plan_create,
+                          plan_destroy, forward, backward, loss_and_grad,   nullptr, nullptr, nullptr, nullptr};
   return XENT_OK;
 }

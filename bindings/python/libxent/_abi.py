@@ -211,6 +211,18 @@ class LossAndGradArgs(ctypes.Structure):
     ]
 
 
+class ScaleGradArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("next", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+        ("targets", ctypes.POINTER(DLTensor)),
+        ("mask", ctypes.POINTER(DLTensor)),
+        ("grad_loss", ctypes.POINTER(DLTensor)),
+        ("grad_logits", ctypes.POINTER(DLTensor)),
+    ]
+
+
 class PartialArgs(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -250,6 +262,7 @@ STRUCTS = {
     "xent_forward_args": ForwardArgs,
     "xent_backward_args": BackwardArgs,
     "xent_loss_and_grad_args": LossAndGradArgs,
+    "xent_scale_grad_args": ScaleGradArgs,
     "xent_partial_args": PartialArgs,
     "xent_combine_args": CombineArgs,
 }
@@ -285,6 +298,7 @@ FUNCTIONS = {
     "xent_forward": (ctypes.c_int32, [ctypes.c_void_p, ctypes.POINTER(ForwardArgs), ctypes.POINTER(Error)]),
     "xent_backward": (ctypes.c_int32, [ctypes.c_void_p, ctypes.POINTER(BackwardArgs), ctypes.POINTER(Error)]),
     "xent_loss_and_grad": (ctypes.c_int32, [ctypes.c_void_p, ctypes.POINTER(LossAndGradArgs), ctypes.POINTER(Error)]),
+    "xent_scale_grad": (ctypes.c_int32, [ctypes.c_void_p, ctypes.POINTER(ScaleGradArgs), ctypes.POINTER(Error)]),
     "xent_forward_partial": (ctypes.c_int32, [ctypes.c_void_p, ctypes.POINTER(PartialArgs), ctypes.POINTER(Error)]),
     "xent_forward_combine": (ctypes.c_int32, [ctypes.c_void_p, ctypes.POINTER(CombineArgs), ctypes.POINTER(Error)]),
 }
