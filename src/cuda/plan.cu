@@ -11,6 +11,7 @@
 #include "kernel_table.cuh"
 #include "ranks.hpp"
 #include "reduce.cuh"
+#include "scale.hpp"
 
 namespace xent::cuda {
 namespace {
@@ -197,9 +198,9 @@ xent_status Plan::load(xent_error *err) {
   if (status == XENT_OK) {
     status = prepare(both_, kernels_->both[set], kernels_->split_both[set], kBatch, kRingBytes<kBatch>, err);
   }
-  for (const void *kernel :
-       {kernels_->combine[set], kernels_->backward[capped][0], kernels_->backward[capped][1],
-        address(reduce_rows_kernel), address(reduce_chunks_kernel), kRanksKernels[set], kEmptyKernel}) {
+  for (const void *kernel : {kernels_->combine[set], kernels_->backward[capped][0], kernels_->backward[capped][1],
+                             address(reduce_rows_kernel), address(reduce_chunks_kernel), kRanksKernels[set],
+                             kEmptyKernel, scale_kernel_for(element_of(type)), scale_kernel_for(Element::f32)}) {
     if (status == XENT_OK) status = load_kernel(kernel, 0, err);
   }
   forward_.space = workspace(forward_, false);
@@ -419,6 +420,22 @@ xent_status Plan::loss_and_grad(const xent_problem &problem, xent_error *err) co
   if (p.reduction != XENT_REDUCTION_NONE) what |= kReduceLoss | (own_divisor ? 0 : kReduceDivisor);
   if (status == XENT_OK && what != 0) status = reduce(p, what, p.rows > 0, problem.stream, err);
   return status;
+}
+
+xent_status Plan::scale_grad(const xent_problem &problem, xent_error *err) const {
+  if (problem.rows == 0 || options_.columns == 0) return XENT_OK;
+  const CurrentContext current(driver_, static_cast<CUcontext>(context_));
+  const xent_status status = current.check(err);
+  if (status != XENT_OK) return status;
+  Params p = params(problem, {});
+  const int64_t lanes = 16 / static_cast<int64_t>(element_size(problem.grad_logits.dtype));
+  const int64_t vectors = ceil_div(options_.columns + lanes - 1, lanes);  // a misaligned row begins inside a vector
+  Divisor pieces = divisor_of(ceil_div(vectors, kScalePiece));
+  void *args[] = {&p, &pieces};
+  const int64_t blocks =
+      std::min<int64_t>(int64_t{processors_} * kScaleBlocks, ceil_div(p.rows * pieces.d, kScaleThreads / 32));
+  return launch(scale_kernel_for(p.grad_logits.type), blocks, kScaleThreads, 0, false, args, problem.stream,
+                "scale kernel", err);
 }
 
 }  // namespace xent::cuda

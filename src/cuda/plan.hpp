@@ -25,6 +25,7 @@ class Plan {
   xent_status loss_and_grad(const xent_problem &problem, xent_error *err) const;
   xent_status partial(const xent_problem &problem, xent_error *err) const;
   xent_status combine(const xent_problem &problem, xent_error *err) const;
+  xent_status scale_grad(const xent_problem &problem, xent_error *err) const;
 
  private:
   // Offsets into the workspace. Pieces that a call does not use are not reserved.

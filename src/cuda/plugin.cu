@@ -78,6 +78,10 @@ xent_status combine(void *, void *plan, const xent_problem *problem, xent_error 
   return static_cast<const Plan *>(plan)->combine(*problem, err);
 }
 
+xent_status scale_grad(void *, void *plan, const xent_problem *problem, xent_error *err) {
+  return static_cast<const Plan *>(plan)->scale_grad(*problem, err);
+}
+
 template <typename Function>
 cudaError_t find(const char *name, Function *out) {
   void *address = nullptr;
@@ -128,6 +132,7 @@ extern "C" XENT_API xent_status xent_plugin_entry_v1(const xent_host_api *, xent
   api.loss_and_grad = loss_and_grad;
   api.partial = partial;
   api.combine = combine;
+  api.scale_grad = scale_grad;
   if (out->struct_size < sizeof(api)) {
     return xent::fail(err, XENT_PLUGIN_ERROR, "cuda: the host's table has %zu bytes, this plugin needs %zu",
                       out->struct_size, sizeof(api));
