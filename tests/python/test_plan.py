@@ -103,6 +103,48 @@ def test_denominator_with_backward(problem):
     reference.assert_grad_close(plan.backward(logits, targets, result.stats, result.divisor), want)
 
 
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+def test_scale_grad(problem, rng, reduction):
+    logits, targets = problem
+    plan = libxent.Plan(max_rows=24, vocab=103, ignore_index=-1, reduction=reduction)
+    mask = rng.random((6, 4)) < 0.8
+    once = plan.loss_and_grad(logits, targets, mask=mask).grad
+    rows = rng.standard_normal((6, 4))
+    upstreams = [1, 0.37, np.float32(-2), np.array([3], np.float16), np.array(1e-3)]
+    if reduction == "none":
+        upstreams += [rows, rows.astype(np.float32), np.broadcast_to(rows[:1], (6, 4))]
+    for upstream in upstreams:
+        grad = once.copy()
+        assert plan.scale_grad(grad, targets, upstream, mask=mask) is grad
+        factor = np.float32(upstream) if isinstance(upstream, (int, float)) else np.asarray(upstream)
+        want = once * (factor[..., None] if factor.ndim == 2 else factor).astype(np.float64)
+        assert np.array_equal(grad, want.astype(np.float32)), upstream
+    grad = once.copy()
+    plan.scale_grad(grad, targets, np.inf, mask=mask)
+    assert (grad[~mask] == 0).all() and (grad[2, 1] == 0).all() and np.isinf(grad[mask & (targets >= 0)]).any()
+
+
+def test_scale_grad_refuses(problem):
+    logits, targets = problem
+    plan = libxent.Plan(max_rows=24, vocab=103, ignore_index=-1)
+    grad = plan.loss_and_grad(logits, targets).grad
+    before = grad.copy()
+    for given, text in [
+        ((grad[..., :9], targets, 2), r"grad_logits: shape \[6, 4, 9\]; it must be \[\.\.\., vocab\] = \[6, 4, 103\]"),
+        ((grad, targets[:3], 2), r"grad_logits: shape \[6, 4, 103\]; it must be"),
+        ((grad, targets, None), "grad_loss: is NULL; it is required"),
+        ((grad, targets, 1e300), "grad_loss: 1e\\+300 is beyond the range of float32"),
+        ((grad, targets, np.ones((6, 4), np.float32)), "grad_loss: shape"),
+        ((grad.astype(np.float64), targets, 2), "grad_logits: dtype is float64"),
+    ]:
+        with pytest.raises(libxent.InvalidArgument, match=text):
+            plan.scale_grad(*given)
+    grad.flags.writeable = False
+    with pytest.raises(libxent.InvalidArgument, match="grad_logits: the array is read-only"):
+        plan.scale_grad(grad, targets, 2)
+    assert np.array_equal(grad, before)
+
+
 def test_info():
     info = libxent.Plan(max_rows=1000, vocab=32768).info
     assert info.backend == "cpu"

@@ -263,6 +263,36 @@ def test_fused_scales_in_float32(rng, device):
     assert x.grad.equal((once.float() * factor).bfloat16())
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["one", *UPSTREAMS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_upstream_of_rows(rng, device, name, dtype):
+    """Each row's gradient times its own upstream gradient, rounded once more, to the bit."""
+    x, t = logits(rng, (4, 5, 33), dtype, device), targets(rng, (4, 5), 33, device=device)
+    t[0, 0] = -100
+    (once,) = torch.autograd.grad(xt.cross_entropy(x, t, reduction="none", fused=True).sum(), x)
+    drawn = torch.from_numpy(rng.standard_normal((4, 5))).float().to(device)
+    upstream = torch.ones_like(drawn) if name == "one" else UPSTREAMS[name](drawn)
+    xt.cross_entropy(x, t, reduction="none", fused=True).backward(upstream)
+    assert x.grad.equal((once.float() * upstream[..., None]).to(dtype)) and once.any()
+
+
+def test_scale_grad_is_a_change_in_place(rng):
+    x, t = logits(rng, (8, 21)).detach(), targets(rng, (8,), 21)
+    plan = libxent.Plan(max_rows=8, vocab=21)
+    grad = plan.loss_and_grad(x, t).grad
+    before = grad._version
+    assert plan.scale_grad(grad, t, torch.tensor(0.5)) is grad and grad._version == before + 1
+
+
+def test_fused_without_leading_dimensions(rng):
+    for factor in (1.0, 3.0):
+        x, t = logits(rng, (21,)), torch.tensor(3)
+        (xt.cross_entropy(x, t, fused=True) * factor).backward()
+        (once,) = torch.autograd.grad(xt.cross_entropy(x, t), x)
+        assert x.grad.equal(once * factor)
+
+
 def test_fused_upstream_reaches_ignored_rows_as_nothing(rng):
     for bad in (float("nan"), float("inf")):
         x, t, mask = logits(rng, (4, 9)), torch.tensor([3, -100, 12, 4]), torch.tensor([1, 1, 1, 0])

@@ -80,6 +80,7 @@ class Call:
     )  # fmt: skip
 
     name = "logits"  # of the array that leads: it gives the shape and the framework
+    writes = False  # that array is an output
 
     def __init__(self, plan: Plan, logits: Any) -> None:
         handle = plan._handle
@@ -96,7 +97,7 @@ class Call:
         self.lead = lead = by_type.get(type(logits)) or framework_of(logits)
         self.frame: Frame | None = _frame.take()
         try:
-            self.at_logits = lead.put(self, self.name, logits)
+            self.at_logits = lead.put(self, self.name, logits, self.writes)
             kind, device = plan._device
             self.stream = lead.stream(self, device) if kind == CUDA else 0
         except BaseException:
@@ -302,3 +303,25 @@ class Call:
             for index, make in self.later.items():
                 self.results[index] = make()
         return tuple.__new__(Result, self.results)  # Result(*...) by its shortest way
+
+
+class ScaleCall(Call):
+    """A call without logits: the gradient leads."""
+
+    __slots__ = ()
+    name = "grad_logits"
+    writes = True
+
+    def scale_grad(self, targets: Any, mask: Any, grad_loss: Any) -> int:
+        """The address of the arguments of xent_scale_grad."""
+        self.results[_GRAD] = self.logits
+        if self.lead.tracks_writes:
+            self.tracker = self.lead
+            self.written.append(self.logits)
+        return self.frame.scale_grad(
+            self.stream,
+            self.input("targets", targets),
+            self.input("mask", mask),
+            self.upstream(grad_loss),
+            self.at_logits,
+        )

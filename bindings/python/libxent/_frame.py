@@ -46,6 +46,7 @@ BACKWARD = Layout(
     "grad_logits",
 )
 LOSS_AND_GRAD = Layout(_abi.LossAndGradArgs, "struct_size next forward grad_loss grad_logits")
+SCALE_GRAD = Layout(_abi.ScaleGradArgs, "struct_size next stream targets mask grad_loss grad_logits")
 
 
 class Frame:
@@ -56,7 +57,7 @@ class Frame:
         self._sizes = tensors  # offset of shapes and strides
         self._forward = tensors + TENSORS * 16 * MAX_RANK
         self._other = self._forward + ctypes.sizeof(_abi.ForwardArgs)
-        other = max(ctypes.sizeof(_abi.BackwardArgs), ctypes.sizeof(_abi.LossAndGradArgs))
+        other = max(map(ctypes.sizeof, (_abi.BackwardArgs, _abi.LossAndGradArgs, _abi.ScaleGradArgs)))
         self._buffer = bytearray(self._other + other)
         self._pin = ctypes.c_char.from_buffer(self._buffer)  # it stays where it is
         base = ctypes.addressof(self._pin)
@@ -111,6 +112,10 @@ class Frame:
         """Those of xent_loss_and_grad, for what `forward` wrote."""
         forward = self._base + self._forward
         LOSS_AND_GRAD.pack_into(self._buffer, self._other, LOSS_AND_GRAD.size, 0, forward, grad_loss, grad_logits)
+        return self._base + self._other
+
+    def scale_grad(self, *values: int) -> int:
+        SCALE_GRAD.pack_into(self._buffer, self._other, SCALE_GRAD.size, 0, *values)
         return self._base + self._other
 
 

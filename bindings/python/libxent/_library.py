@@ -42,6 +42,7 @@ _CALLS = (
     "xent_forward",
     "xent_backward",
     "xent_loss_and_grad",
+    "xent_scale_grad",
     "xent_forward_partial",
     "xent_forward_combine",
 )

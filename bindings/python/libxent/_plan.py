@@ -9,7 +9,7 @@ import re
 from typing import Any, NamedTuple
 
 from . import _abi, _ranks
-from ._call import Call, Handle, Result, plan_dtype
+from ._call import Call, Handle, Result, ScaleCall, plan_dtype
 from ._dlpack import CPU, CUDA, DTYPES, DType
 from ._library import Context, InvalidArgument, check, default_context, error_slot, integer, lib, real
 
@@ -292,3 +292,16 @@ class Plan:
             )
             args = call.frame.loss_and_grad(call.upstream(grad_loss), call.gradient(grad_logits, grad_dtype))
             return call.run(lib.xent_loss_and_grad, args)
+
+    def scale_grad(self, grad_logits: Any, targets: Any, grad_loss: Any, *, mask: Any = None) -> Any:
+        """Multiplies, in place, what loss_and_grad gave as gradient by an upstream gradient that came later.
+
+        grad_logits    [..., vocab], as loss_and_grad wrote it without grad_loss
+        targets, mask  as given to loss_and_grad
+        grad_loss      upstream gradient: a number, [] or, for "none", [...]
+
+        Rows that do not count stay 0. Where grad_loss is 1 their rows are not touched; elsewhere they are rounded a
+        second time, which backward with grad_loss does not. Nothing is read on the host. Gives grad_logits back.
+        """
+        with ScaleCall(self, grad_logits) as call:
+            return call.run(lib.xent_scale_grad, call.scale_grad(targets, mask, grad_loss)).grad

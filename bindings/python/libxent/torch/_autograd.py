@@ -98,19 +98,6 @@ class CrossEntropy(torch.autograd.Function):
         return (grad, *nothing)
 
 
-def _scale(grad: torch.Tensor, factor: torch.Tensor) -> None:
-    """Multiplies every row [..., classes] of the gradient by its factor, in float32, and rounds it again."""
-    if grad.dim() == 1:
-        grad, factor = grad[None], factor[None]
-    if grad.is_cuda:
-        grad.mul_(factor[..., None])
-    elif not bool((factor == 1).all()):
-        step = max(1, (grad.shape[0] << 20) // max(grad.numel(), 1))
-        # In parts, as the CPU makes a float32 copy of what it multiplies.
-        for part, by in zip(grad.split(step), factor.split(step)):
-            part.mul_(by[..., None])
-
-
 class FusedCrossEntropy(torch.autograd.Function):
     """As CrossEntropy, but forward writes the gradient too, for an upstream gradient of 1."""
 
@@ -131,7 +118,7 @@ class FusedCrossEntropy(torch.autograd.Function):
         result = _plans.loss_and_grad(source, targets, mask, row_weights, denominator, spec, wants, grad)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(grad, targets, mask)
-        ctx.spec, ctx.spent = spec, False
+        ctx.options, ctx.spent = (spec, wants), False
         extras = (result.lse, result.entropy, result.predicted, result.row_counts)
         ctx.mark_non_differentiable(*(extra for extra in extras if extra is not None))
         return result.loss, *extras
@@ -148,12 +135,7 @@ class FusedCrossEntropy(torch.autograd.Function):
             )
         grad, targets, mask = ctx.saved_tensors
         ctx.spent = True
-        # A row that does not count, or whose target is no class, has gradient 0, also times infinity and NaN.
-        counts = targets != ctx.spec.ignore_index if ctx.spec.ignore_index is not None else targets == targets
-        if mask is not None:
-            counts &= mask != 0
-        classes = ctx.spec.classes or grad.shape[-1]
-        _scale(grad[..., :classes], torch.where(counts & (targets >= 0) & (targets < classes), grad_loss, 1))
+        _plans.scale_grad(grad_loss, grad, targets, mask, *ctx.options)
         return (grad, *nothing)
 
 

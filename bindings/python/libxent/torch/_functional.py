@@ -168,7 +168,7 @@ def cross_entropy(
       fused            forward writes the gradient in the same pass as the loss, and backward gives it away: once.
                        An upstream gradient other than 1 then scales it in place, which rounds it a second time, unless
                        by a power of two: give the factors of the loss as `denominator` or `row_weights` instead. With
-                       overwrite_logits the logits' values are lost in forward. On CUDA the scaling always runs
+                       overwrite_logits the logits' values are lost in forward
       process_group    a group of torch.distributed over whose ranks the vocabulary is split (tensor parallelism): each
                        rank gives its columns of the same rows, in rank order, and gets their gradient; targets are
                        global, and all else is the same on every rank, like the loss, which has the same bits on all.

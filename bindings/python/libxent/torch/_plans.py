@@ -182,3 +182,15 @@ def loss_and_grad(
         predicted=wants.predicted,
         row_counts=wants.row_counts,
     )
+
+
+def scale_grad(
+    grad_loss: torch.Tensor,
+    grad_logits: torch.Tensor,
+    targets: torch.Tensor,
+    mask: torch.Tensor | None,
+    spec: Spec,
+    wants: Wants,
+) -> None:
+    """Multiplies what `loss_and_grad` wrote by the upstream gradient that it did not know."""
+    plan_for(grad_logits, targets, spec, wants, None).scale_grad(grad_logits, targets, grad_loss, mask=mask)
