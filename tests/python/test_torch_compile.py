@@ -190,6 +190,21 @@ def test_overwrite_of_the_graph_s_input(rng, backend):
         assert_loss(step(x), expected)
 
 
+@needs_tells
+@pytest.mark.parametrize("columns", [33, 20])
+def test_overwrite_of_a_leaf(rng, columns):
+    """PyTorch before 2.12 cannot trace a backward that writes to it: it then keeps its values."""
+    x, t = logits(rng, (6, 33)), targets(rng, (6,), 20)
+    before, expected = x.detach().clone(), want(x[:, :columns], t)
+    step = torch.compile(lambda x: xt.cross_entropy(x[:, :columns], t, overwrite_logits=True), backend="aot_eager")
+    step(x).backward()
+    assert_grad(x.grad[:, :columns], expected)
+    if torch.__version__ < torch.torch_version.TorchVersion("2.12"):
+        assert x.equal(before)
+    else:
+        assert_grad(x[:, :columns], expected)
+
+
 @pytest.mark.skipif(TELLS_OF_HOOKS, reason="this PyTorch tells of hooks on saved tensors")
 def test_overwrite_is_refused_by_older_releases(rng):
     x, t = logits(rng, (6, 33)), targets(rng, (6,), 33)
@@ -207,6 +222,22 @@ def test_overwrite_under_hooks_around_the_graph_is_refused(rng):
         y = x * 1
         with pytest.raises(Exception, match="hooks on saved tensors"):
             step(y)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"class_dim": 7}, "class_dim: 7 is not a dimension"),
+        ({"label_smoothing": 3.0}, "label_smoothing: is 3"),
+        ({"process_group": 3}, "process_group: not supported"),
+    ],
+)
+def test_refusals(rng, options, message):
+    x, t = logits(rng, (6, 33)), targets(rng, (6,), 33)
+    step = torch.compile(lambda x, t: xt.cross_entropy(x * 1, t, **options), backend="aot_eager")
+    for _ in range(2):
+        with pytest.raises(libxent.InvalidArgument, match=message):
+            step(x, t)
 
 
 def test_fused_is_refused(rng):

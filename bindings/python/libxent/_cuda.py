@@ -20,7 +20,7 @@ def _driver() -> ctypes.CDLL:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise Error(f"the CUDA driver cannot be loaded: {error}", "XENT_UNSUPPORTED") from None
+        raise Error.of(f"the CUDA driver cannot be loaded: {error}", "XENT_UNSUPPORTED") from None
     _check(driver, driver.cuInit(0), "cuInit")
     return driver
 
@@ -29,7 +29,7 @@ def _check(driver: ctypes.CDLL, code: int, what: str) -> None:
     if code:
         text = ctypes.c_char_p()
         driver.cuGetErrorString(code, ctypes.byref(text))
-        raise Error(f"{what}: {(text.value or b'unknown error').decode()}", "XENT_DEVICE_ERROR", code)
+        raise Error.of(f"{what}: {(text.value or b'unknown error').decode()}", "XENT_DEVICE_ERROR", code)
 
 
 @functools.cache

@@ -22,17 +22,21 @@ class Error(RuntimeError):
     native_code  cudaError_t of a device error, else 0
     """
 
-    def __init__(self, message: str, status: str = "XENT_INTERNAL", native_code: int = 0) -> None:
-        super().__init__(message)
-        self.status = status
-        self.native_code = native_code
+    # Without a constructor of its own: torch.compile traces only such exceptions to where they are raised.
+    status: str = "XENT_INTERNAL"
+    native_code: int = 0
+
+    @classmethod
+    def of(cls, message: str, status: str, native_code: int = 0) -> Error:
+        error = cls(message)
+        error.status, error.native_code = status, native_code
+        return error
 
 
 class InvalidArgument(Error, ValueError):
     """An argument was refused; nothing was written. The message names the argument, its value and the rule."""
 
-    def __init__(self, message: str, status: str = "XENT_INVALID_ARGUMENT", native_code: int = 0) -> None:
-        super().__init__(message, status, native_code)
+    status = "XENT_INVALID_ARGUMENT"
 
 
 _INVALID = (_abi.XENT_INVALID_ARGUMENT, _abi.XENT_INVALID_STRUCT, _abi.XENT_WORKSPACE_TOO_SMALL)
@@ -100,7 +104,7 @@ def check(status: int, slot: Any = error_slot) -> None:
         return
     message = slot.struct.message.decode("utf-8", "replace")
     kind = InvalidArgument if status in _INVALID else Error
-    raise kind(message, lib.xent_status_name(status).decode(), slot.struct.native_code)
+    raise kind.of(message, lib.xent_status_name(status).decode(), slot.struct.native_code)
 
 
 def integer(name: str, value: Any, bits: int = 64) -> int:

@@ -100,6 +100,13 @@ def _number(denominator: Any, logits: torch.Tensor) -> Any:
     return scalar.float() if scalar.dtype.is_floating_point else scalar.long()
 
 
+def _is_compiled(_: torch.Tensor) -> bool:
+    """torch.compiler.is_compiling(), also where Dynamo has seen the caller raise and runs that one uncompiled, to let
+    it raise: a function of its own that is given a tensor is compiled even so.
+    """
+    return torch.compiler.is_compiling()
+
+
 def _is_traced(logits: torch.Tensor) -> bool:
     """Whether an operator must stand in the trace: a compiler or a mode looks on, or there is no plain memory."""
     return (
@@ -164,7 +171,8 @@ def cross_entropy(
       overwrite_logits  backward writes the gradient over the logits instead of into new memory. It then runs once, and
                        the logits' values are lost; whoever else needs them in backward gets PyTorch's error. Under
                        hooks on saved tensors (checkpointing, offloading) new memory is used all the same; a graph of
-                       torch.compile with such hooks around it is refused instead
+                       torch.compile with such hooks around it is refused instead. Before PyTorch 2.12 torch.compile
+                       uses new memory for an input of the graph that is a leaf, such as a parameter
       fused            forward writes the gradient in the same pass as the loss, and backward gives it away: once.
                        An upstream gradient other than 1 then scales it in place, which rounds it a second time, unless
                        by a power of two: give the factors of the loss as `denominator` or `row_weights` instead. With
@@ -202,7 +210,7 @@ def cross_entropy(
     split = None
     is_dtensor = type(input) not in _PLAIN and _parallel.is_dtensor(input)
     if process_group is not None or class_offsets is not None or is_dtensor:
-        if torch.compiler.is_compiling() or fused:
+        if fused or _is_compiled(input):
             raise InvalidArgument("process_group: not supported with fused=True, nor under torch.compile")
         if is_dtensor:
             if process_group is not None or class_offsets is not None or class_dim not in (None, -1, input.dim() - 1):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from .._library import InvalidArgument
 from . import _plans
@@ -23,6 +24,7 @@ _SPEC = (
 _WANTS = "bool want_lse, bool want_entropy, bool want_predicted, bool want_row_counts"
 _N_SPEC = len(Spec._fields)
 _N_TENSORS = 5  # of the inputs of forward
+_MAY_WRITE_TO_LEAVES = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 12)
 
 
 def _acc(logits: torch.Tensor) -> torch.dtype:
@@ -168,13 +170,24 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.options = tuple(options[:_N_SPEC])
 
 
+def _cannot_be_written(logits: torch.Tensor) -> bool:
+    """Before PyTorch 2.12 no graph can be traced whose backward writes to an input that is a leaf, or to a view of it:
+    "a leaf Variable that requires grad is being used in an in-place operation".
+    """
+    base = logits if logits._base is None else logits._base
+    if _MAY_WRITE_TO_LEAVES or not isinstance(base, FunctionalTensor):
+        return False
+    traced = torch._from_functional_tensor(base.elem)
+    return traced.is_leaf and traced.requires_grad  # what a graph computes requires none at this level
+
+
 def _backward(ctx: Any, grad_loss: torch.Tensor | None, *_: Any) -> tuple:
     nothing = (None,) * (_N_TENSORS - 1 + _N_SPEC + len(Wants._fields))
     if grad_loss is None:
         return (None, *nothing)
     logits, targets, mask, row_weights, stats, divisor = ctx.saved_tensors
     rest = (targets, mask, row_weights, stats, divisor, *ctx.options)
-    if not ctx.options[-1]:
+    if not ctx.options[-1] or _cannot_be_written(logits):
         return (cross_entropy_backward(grad_loss, logits, *rest), *nothing)
     if torch.is_grad_enabled():
         raise RuntimeError("libxent.torch.cross_entropy: create_graph is not supported with overwrite_logits here")
