@@ -98,6 +98,33 @@ TEST_P(Factors, SmallGradientsOfSubnormalFactors) {
   }
 }
 
+TEST_P(Factors, SmallProbabilitiesTimesLargeSlopes) {
+  // z-loss and logit_scale bring probabilities that are 0 in the type, from 2^-80 to 2^-260, back into it.
+  for (const DLDataType dtype : dtypes_of(backend())) {
+    for (const double slope : {1e10, 1e17, 1e19, 1e25, 1e36}) {
+      for (const double upstream : {1.0, 1e-9}) {
+        Problem p = plain(rng_, backend(), dtype, {3}, 65);
+        p.reduction = XENT_REDUCTION_NONE;
+        p.grad_dtype = dtype == kF64 ? kF64 : kF32;
+        p.upstream = Values{kF32, {upstream}};
+        for (double &x : p.logits) x = 50 - static_cast<double>(pick(rng_, 55, 180));
+        for (size_t r = 0; r < 3; ++r) p.logits[r * 65 + static_cast<size_t>(pick(rng_, 0, 64))] = 50;
+        p.z_loss = slope / 100;
+        p.quantize();
+        verify(p);
+        p.label_smoothing = 0.1;
+        verify(p);
+        if (dtype == kF16) continue;  // does not hold the logits of such a scale
+        p.z_loss = 0;
+        p.logit_scale = slope;
+        for (double &x : p.logits) x /= slope;
+        p.quantize();
+        verify(p);
+      }
+    }
+  }
+}
+
 TEST_P(Factors, SmallDenominatorsThatFloat32DoesNotHold) {
   for (const DLDataType dtype : dtypes_of(backend())) {
     for (const int32_t reduction : {XENT_REDUCTION_SUM, XENT_REDUCTION_MEAN}) {

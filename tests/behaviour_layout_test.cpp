@@ -232,6 +232,20 @@ TEST_P(LayoutTest, SmallSizeOneDimensionsWithJunkStrides) {
   }
 }
 
+TEST_P(LayoutTest, SmallStatsAndCountsOfAnyStrides) {
+  for (const DLDataType dtype : dtypes_of(backend())) {
+    for (const std::vector<int64_t> &strides : std::vector<std::vector<int64_t>>{{1, 7}, {3, 1}, {5, 2}, {-2, 1}, {2, -1}}) {
+      for (const int32_t reduction : {XENT_REDUCTION_NONE, XENT_REDUCTION_MEAN}) {
+        Problem p = start(dtype, {7}, 300);
+        p.reduction = reduction;
+        p.stats_layout.strides = strides;
+        p.counts_layout.strides = {strides[0]};
+        verify(p);
+      }
+    }
+  }
+}
+
 TEST_P(LayoutTest, SmallNoRows) {
   for (const std::vector<int64_t> &shape : {std::vector<int64_t>{0}, {3, 0}, {0, 5}}) {
     for (const int32_t reduction : {XENT_REDUCTION_NONE, XENT_REDUCTION_SUM, XENT_REDUCTION_MEAN}) {

@@ -199,6 +199,9 @@ void draw_layouts(Rng &rng, Problem &p) {
   if (!p.weights.empty()) input(p.weights_layout, p.acc(), p.weights);
   if (p.upstream && p.per_row_upstream) input(p.upstream_layout, p.upstream->dtype, p.upstream->v);
   p.row_output_layout = draw_layout(rng, p.shape, {true, false, 8, host});
+  p.stats_layout = draw_layout(rng, {p.rows(), 2}, {true, false, size_of(p.acc()), host});
+  p.counts_layout = draw_layout(rng, {3}, {true, false, size_of(p.counts_dtype), host});
+  if (chance(rng, 0.3)) p.partial_pitch = pick(rng, 2, 5);
 }
 
 // ---- Shapes
@@ -362,7 +365,8 @@ std::vector<std::string> features(const Case &c) {
     add(std::any_of(p.split.padding.begin(), p.split.padding.end(), [](auto n) { return n > 0; }), "padded shards");
   }
   const Layout *layouts[] = {&p.logits_layout,  &p.grad_layout,       &p.targets_layout, &p.mask_layout,
-                             &p.weights_layout, &p.row_output_layout, &p.upstream_layout};
+                             &p.weights_layout, &p.row_output_layout, &p.upstream_layout, &p.stats_layout,
+                             &p.counts_layout};
   const auto any = [&](auto &&has) { return std::any_of(std::begin(layouts), std::end(layouts), has); };
   add(any([](const Layout *l) { return !l->strides.empty(); }), "strides");
   add(any([](const Layout *l) { return l->null_strides; }), "strides NULL");
@@ -372,6 +376,7 @@ std::vector<std::string> features(const Case &c) {
       }),
       "negative strides");
   add(!p.logits_layout.strides.empty() && p.logits_layout.strides.back() != 1, "vocabulary stride other than 1");
+  add(!p.stats_layout.strides.empty(), "strides of stats");
   add(any([](const Layout *l) { return l->misalign != 0; }), "misaligned");
   add(any([](const Layout *l) { return l->byte_offset != 0; }), "byte_offset");
   add(any([](const Layout *l) { return l->guard != Guard::kCanary; }), "at a page that cannot be touched");

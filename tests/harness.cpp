@@ -123,6 +123,9 @@ std::string Problem::describe() const {
   layout("targets", targets_layout);
   layout("row outputs", row_output_layout);
   layout("grad_loss", upstream_layout);
+  layout("stats", stats_layout);
+  layout("row counts", counts_layout);
+  if (partial_pitch != 1) s += ", partials pitched by " + std::to_string(partial_pitch);
   return s;
 }
 
@@ -199,12 +202,12 @@ Session::Session(const Problem &p, Device *device, std::shared_ptr<xent_plan> pl
   }
   loss_ = p.reduction == XENT_REDUCTION_NONE ? Tensor(device_, acc, p.shape, p.row_output_layout)
                                              : Tensor(device_, acc, scalar, {});
-  stats_ = Tensor(device_, acc, {rows, 2}, {});
+  stats_ = Tensor(device_, acc, {rows, 2}, p.stats_layout);
   if (p.divides()) divisor_ = Tensor(device_, acc, scalar, {});
   if (p.lse) lse_ = Tensor(device_, acc, p.shape, p.row_output_layout);
   if (p.entropy) entropy_ = Tensor(device_, acc, p.shape, p.row_output_layout);
   if (p.predicted) predicted_ = Tensor(device_, p.predicted_dtype, p.shape, p.row_output_layout);
-  if (p.row_counts) counts_ = Tensor(device_, p.counts_dtype, {3}, {});
+  if (p.row_counts) counts_ = Tensor(device_, p.counts_dtype, {3}, p.counts_layout);
   for (Tensor *t : outputs()) t->allow_writes();
 
   xent_plan_info info = {};
@@ -250,10 +253,10 @@ void Session::upload(const Problem &p) {
 }
 
 void Session::share_partials(std::shared_ptr<Memory> partials, int32_t ranks) {
-  const int64_t rows = shape_.rows(), width = partial_width(shape_);
-  partial_ =
-      Tensor(partials, shape_.acc(), {rows, width}, {width, 1}, shape_.rank * rows * width * size_of(shape_.acc()));
-  partials_ = Tensor(partials, shape_.acc(), {ranks, rows, width}, {rows * width, width, 1}, 0);
+  const int64_t rows = shape_.rows(), width = partial_width(shape_), pitch = shape_.partial_pitch;
+  const int64_t row = width * pitch, rank = rows * row;
+  partial_ = Tensor(partials, shape_.acc(), {rows, width}, {row, pitch}, shape_.rank * rank * size_of(shape_.acc()));
+  partials_ = Tensor(partials, shape_.acc(), {ranks, rows, width}, {rank, row, pitch}, 0);
 }
 
 xent_status Session::enqueue_partial(xent_error *err) {

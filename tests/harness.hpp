@@ -76,6 +76,8 @@ struct Problem {
   bool per_row_upstream = false;
 
   Layout logits_layout, grad_layout, targets_layout, mask_layout, weights_layout, row_output_layout, upstream_layout;
+  Layout stats_layout, counts_layout;
+  int64_t partial_pitch = 1;  // elements from one number of a partial to the next
   bool overwrite = false;  // gradient in the logits' storage
   // The whole of a split problem: to be cut into shards. Its vocab is its classes.
   Split split;

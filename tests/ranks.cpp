@@ -124,7 +124,7 @@ Ranks::Ranks(const Problem &p, Device *device, Door door, const Adjust &adjust, 
     sessions_.push_back(std::make_unique<Session>(shards_.back(), device, std::move(plan), stream));
   }
   if (door == Door::kComm) return;
-  const int64_t bytes = ranks * p.rows() * partial_width(p) * size_of(p.acc());
+  const int64_t bytes = ranks * p.rows() * partial_width(p) * p.partial_pitch * size_of(p.acc());
   partials_ = std::make_shared<Memory>(device, bytes, size_of(p.acc()), Guard::kCanary);
   if (bytes > 0) partials_->allow_writes(0, bytes);
   partials_->upload();

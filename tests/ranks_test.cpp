@@ -82,6 +82,17 @@ TEST_P(RanksTest, SmallEmptyShards) {
   }
 }
 
+TEST_P(RanksTest, SmallPartialsOfAnyPitch) {
+  for (const int64_t pitch : {2, 3}) {
+    Problem p = plain(rng_, backend(), kF32, {5}, 90);
+    p.split = even(90, 3);
+    p.label_smoothing = 0.1;
+    p.entropy = p.predicted = true;
+    p.partial_pitch = pitch;
+    verify_ranks(p);
+  }
+}
+
 TEST_P(RanksTest, SmallNoRows) {
   for (const std::vector<int64_t> &shape : {std::vector<int64_t>{0}, {2, 0}}) {
     for (const int32_t reduction : {XENT_REDUCTION_NONE, XENT_REDUCTION_SUM, XENT_REDUCTION_MEAN}) {

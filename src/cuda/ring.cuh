@@ -228,12 +228,11 @@ class Producer {
     }
     // By element: the chunks at the row's ends, or where columns are not adjacent all of them.
     const int chunks = static_cast<int>((shift / sizeof(T) + p.classes + kLanes<T> - 1) / kLanes<T>);
-    const bool adjacent = p.logits.col_stride == 1;
 #pragma unroll 1
     for (int i = 0; i < N + (one_more_ ? 1 : 0); ++i) {
       const int k = first + i * 32;
       if (k >= chunks) break;
-      if (adjacent && k >= begin && k < end) continue;
+      if (k >= begin && k < end) continue;
       const int64_t column = static_cast<int64_t>(k) * kLanes<T> - static_cast<int>(shift / sizeof(T));
       sink.put(i, gather<T>(row_, p.logits.col_stride, p.classes, column));
     }
