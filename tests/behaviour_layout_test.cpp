@@ -234,7 +234,8 @@ TEST_P(LayoutTest, SmallSizeOneDimensionsWithJunkStrides) {
 
 TEST_P(LayoutTest, SmallStatsAndCountsOfAnyStrides) {
   for (const DLDataType dtype : dtypes_of(backend())) {
-    for (const std::vector<int64_t> &strides : std::vector<std::vector<int64_t>>{{1, 7}, {3, 1}, {5, 2}, {-2, 1}, {2, -1}}) {
+    for (const std::vector<int64_t> &strides :
+         std::vector<std::vector<int64_t>>{{1, 7}, {3, 1}, {5, 2}, {-2, 1}, {2, -1}}) {
       for (const int32_t reduction : {XENT_REDUCTION_NONE, XENT_REDUCTION_MEAN}) {
         Problem p = start(dtype, {7}, 300);
         p.reduction = reduction;

@@ -364,9 +364,9 @@ std::vector<std::string> features(const Case &c) {
     add(std::adjacent_find(offsets.begin(), offsets.end()) != offsets.end(), "an empty shard");
     add(std::any_of(p.split.padding.begin(), p.split.padding.end(), [](auto n) { return n > 0; }), "padded shards");
   }
-  const Layout *layouts[] = {&p.logits_layout,  &p.grad_layout,       &p.targets_layout, &p.mask_layout,
-                             &p.weights_layout, &p.row_output_layout, &p.upstream_layout, &p.stats_layout,
-                             &p.counts_layout};
+  const Layout *layouts[] = {&p.logits_layout,   &p.grad_layout,    &p.targets_layout,
+                             &p.mask_layout,     &p.weights_layout, &p.row_output_layout,
+                             &p.upstream_layout, &p.stats_layout,   &p.counts_layout};
   const auto any = [&](auto &&has) { return std::any_of(std::begin(layouts), std::end(layouts), has); };
   add(any([](const Layout *l) { return !l->strides.empty(); }), "strides");
   add(any([](const Layout *l) { return l->null_strides; }), "strides NULL");

@@ -90,10 +90,9 @@ Step pack(Layout Problem::*member) {
 
 std::vector<Step> layout_steps() {
   std::vector<Step> steps = {set(&Problem::interleave, 0), set(&Problem::partial_pitch, 1)};
-  for (Layout Problem::*l :
-       {&Problem::logits_layout, &Problem::grad_layout, &Problem::targets_layout, &Problem::mask_layout,
-        &Problem::weights_layout, &Problem::row_output_layout, &Problem::upstream_layout, &Problem::stats_layout,
-        &Problem::counts_layout}) {
+  for (Layout Problem::*l : {&Problem::logits_layout, &Problem::grad_layout, &Problem::targets_layout,
+                             &Problem::mask_layout, &Problem::weights_layout, &Problem::row_output_layout,
+                             &Problem::upstream_layout, &Problem::stats_layout, &Problem::counts_layout}) {
     steps.push_back(pack(l));
     steps.push_back([l](Problem &p) {
       const bool had = !(p.*l).strides.empty();

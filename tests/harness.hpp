@@ -78,7 +78,7 @@ struct Problem {
   Layout logits_layout, grad_layout, targets_layout, mask_layout, weights_layout, row_output_layout, upstream_layout;
   Layout stats_layout, counts_layout;
   int64_t partial_pitch = 1;  // elements from one number of a partial to the next
-  bool overwrite = false;  // gradient in the logits' storage
+  bool overwrite = false;     // gradient in the logits' storage
   // The whole of a split problem: to be cut into shards. Its vocab is its classes.
   Split split;
   // One shard: what its plan is told.

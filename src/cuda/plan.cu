@@ -4,8 +4,8 @@
 #include "plan.hpp"
 
 #include <algorithm>
-#include <cmath>
 
+#include "arguments.hpp"
 #include "common/dtype.hpp"
 #include "device.cuh"
 #include "kernel_table.cuh"
@@ -20,62 +20,6 @@ constexpr size_t kAlignment = 256;
 constexpr int64_t kSplitBytes = 512 * 1024;
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-Element element_of(const DLDataType &type) {
-  if (is_f16(type)) return Element::f16;
-  if (is_bf16(type)) return Element::bf16;
-  if (is_f64(type)) return Element::f64;
-  if (is_i32(type)) return Element::i32;
-  if (is_i64(type)) return Element::i64;
-  if (is_u8(type) || is_bool(type)) return Element::u8;
-  return Element::f32;
-}
-
-// `d` may be 0: of no rows none is divided.
-Divisor divisor_of(int64_t d) {
-  d = std::max<int64_t>(d, 1);
-  int32_t shift = 0;
-  while ((int64_t{1} << shift) < d) ++shift;
-  const unsigned __int128 numerator = static_cast<unsigned __int128>(1) << (62 + shift);
-  return {static_cast<uint64_t>(numerator / static_cast<uint64_t>(d)) + 1, d, shift};
-}
-
-Tensor tensor_of(const xent_view &view) {
-  Tensor tensor = {};
-  tensor.data = view.data;
-  tensor.type = element_of(view.dtype);
-  tensor.rank = view.rank;
-  for (int dim = 0; dim < view.rank; ++dim) tensor.shape[dim] = divisor_of(view.shape[dim]);
-  std::copy_n(view.stride, view.rank, tensor.stride);
-  tensor.col_stride = view.col_stride;
-  return tensor;
-}
-
-Constants constants_of(const xent_options &o) {
-  Constants c = {};
-  const bool capped = o.softcap != 0.0;
-  const double unit = capped ? 1.0 : o.logit_scale;
-  // Kept normal and finite: 0 * inf and inf * 0 would turn a -inf logit or a gap of 0 into NaN.
-  const auto normal = [](double x) {
-    return static_cast<float>(std::clamp(x, static_cast<double>(FLT_MIN), static_cast<double>(FLT_MAX)));
-  };
-  c.unit = normal(unit);
-  c.exponent = normal(unit * 1.4426950408889634074);
-  c.sum_scale = static_cast<float>(std::exp2(-std::ceil(std::log2(static_cast<double>(o.classes)))));
-  c.mean_scale = static_cast<float>(unit / (static_cast<double>(o.classes) * c.sum_scale));
-  c.softcap = static_cast<float>(o.softcap);
-  c.softcap_in = capped ? normal(o.logit_scale / o.softcap) : 0.0f;
-  c.chain = static_cast<float>(o.logit_scale);
-  const int lift = capped && c.chain > 1.0f ? std::ilogb(c.chain) : 0;
-  c.slope_lift = static_cast<float>(lift);
-  c.slope_drop = std::ldexp(1.0f, -lift);
-  c.chain_rest = capped ? 4.0f * std::ldexp(c.chain, -lift) : c.chain;
-  c.smoothing = static_cast<float>(o.label_smoothing);
-  c.one_minus_smoothing = static_cast<float>(1.0 - o.label_smoothing);
-  c.smoothing_per_class = static_cast<float>(o.label_smoothing / static_cast<double>(o.classes));
-  c.z_loss = static_cast<float>(o.z_loss);
-  return c;
-}
 
 struct FeatureSet {
   unsigned features;

@@ -3,7 +3,10 @@
 
 // The plugin's entry and its table.
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdio>
+#include <cstring>
 #include <new>
 
 #include "common/dtype.hpp"
@@ -133,10 +136,12 @@ extern "C" XENT_API xent_status xent_plugin_entry_v1(const xent_host_api *, xent
   api.partial = partial;
   api.combine = combine;
   api.scale_grad = scale_grad;
-  if (out->struct_size < sizeof(api)) {
+  constexpr size_t least = offsetof(xent_backend_api, scale_grad);  // minor 0
+  if (out->struct_size < least) {
     return xent::fail(err, XENT_PLUGIN_ERROR, "cuda: the host's table has %zu bytes, this plugin needs %zu",
-                      out->struct_size, sizeof(api));
+                      out->struct_size, least);
   }
-  *out = api;
+  api.struct_size = std::min(out->struct_size, sizeof(api));  // what an older host does not know is left out
+  std::memcpy(out, &api, api.struct_size);
   return XENT_OK;
 }

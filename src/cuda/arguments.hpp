@@ -1,0 +1,18 @@
+// SPDX-FileCopyrightText: the libxent authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Tensors and options as kernels are given them.
+#pragma once
+
+#include <xent/xent_plugin.h>
+
+#include "params.cuh"
+
+namespace xent::cuda {
+
+Element element_of(const DLDataType &type);
+Divisor divisor_of(int64_t d);
+Tensor tensor_of(const xent_view &view);
+Constants constants_of(const xent_options &options);
+
+}  // namespace xent::cuda
