@@ -124,7 +124,11 @@ xent_status Plan::load(xent_error *err) {
     code = cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, options_.device.device_id);
   }
   if (code != cudaSuccess) return device_error(err, code, "device attributes");
-  overlaps_ = major >= 9;
+  // A kernel compiled for less does not wait for the launch before it.
+  cudaFuncAttributes attributes = {};
+  code = cudaFuncGetAttributes(&attributes, address(reduce_rows_kernel));
+  if (code != cudaSuccess) return device_error(err, code, "loading a kernel");
+  overlaps_ = major >= 9 && attributes.binaryVersion >= 90;
 
   const DLDataType &type = options_.logits_dtype;
   kernels_ = is_f32(type) ? &kKernelsF32 : is_f16(type) ? &kKernelsF16 : &kKernelsBf16;
