@@ -152,7 +152,7 @@ bool tune(int64_t rows, int64_t vocab, Element type, const char *name, bool wide
   for (const int warps : {1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24}) {
     if (warps > 1 && warps > batches) continue;
     if (only_warps != 0 && warps != only_warps) continue;
-    if (warps * 32 > kMostThreads || warps * 32 > kMostThreads) continue;
+    if (warps * 32 > kMostThreads) continue;
     if (batches / warps > 70) continue;
     p.geometry.warps = warps;
     p.geometry.cluster = 1;
