@@ -152,7 +152,6 @@ bool tune(int64_t rows, int64_t vocab, Element type, const char *name, bool wide
   for (const int warps : {1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24}) {
     if (warps > 1 && warps > batches) continue;
     if (only_warps != 0 && warps != only_warps) continue;
-    if (warps * 32 > kMostThreads) continue;
     if (batches / warps > 70) continue;
     p.geometry.warps = warps;
     p.geometry.cluster = 1;
@@ -190,19 +189,22 @@ bool tune(int64_t rows, int64_t vocab, Element type, const char *name, bool wide
       }
     };
     int occupancy = 0;
-    CHECK(cudaFuncSetAttribute(forward, cudaFuncAttributeMaxDynamicSharedMemorySize, slots));
-    CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&occupancy, forward, warps * 32, static_cast<size_t>(slots)));
-    CHECK(cudaMemset(losses, 0xff, now.size() * 8));
-    p.grad_logits = Tensor{};
-    const int grid = static_cast<int>(std::min<int64_t>(rows, int64_t{occupancy} * processors));
-    const double ms = median_ms([&] { launch(forward, grid, warps * 32, slots, args); });
-    report(0, ms, size, 0, occupancy);
-    check();
-    for (int i = 0; i < stress; ++i) {
+    if (warps * 32 <= kForwardThreads) {
+      CHECK(cudaFuncSetAttribute(forward, cudaFuncAttributeMaxDynamicSharedMemorySize, slots));
+      CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&occupancy, forward, warps * 32, static_cast<size_t>(slots)));
       CHECK(cudaMemset(losses, 0xff, now.size() * 8));
-      launch(forward, grid, warps * 32, slots, args);
+      p.grad_logits = Tensor{};
+      const int grid = static_cast<int>(std::min<int64_t>(rows, int64_t{occupancy} * processors));
+      const double ms = median_ms([&] { launch(forward, grid, warps * 32, slots, args); });
+      report(0, ms, size, 0, occupancy);
       check();
+      for (int i = 0; i < stress; ++i) {
+        CHECK(cudaMemset(losses, 0xff, now.size() * 8));
+        launch(forward, grid, warps * 32, slots, args);
+        check();
+      }
     }
+    if (warps * 32 > kBothThreads) continue;
     CHECK(cudaFuncSetAttribute(both, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&occupancy, both, warps * 32, static_cast<size_t>(shared)));
     p.geometry.batches = static_cast<int>(batches);

@@ -87,28 +87,38 @@ __device__ __forceinline__ void add_batch(Partial &part, const uint4 (&v)[N], in
   if constexpr ((F & kSum) != 0) part.s = part.s + batch_s;
 }
 
-inline constexpr int kMostSerial = 64;  // batches that one accumulator may add up
+// Batches [done, stop) of a warp's share, at most kSerial of them, as each lane has them. Batches from `freed` on stay
+// in the queue. `v` is where the queue puts a batch.
+template <typename T, unsigned F, int N, class Queue>
+__device__ __forceinline__ Partial add_segment(const Params &p, uint32_t shift, int done, int stop, int freed,
+                                               const Share &share, Queue &queue, uint4 (&v)[N]) {
+  Partial part;
+  int first = (share.warp + done * share.warps) * (N * 32) + share.lane;
+#pragma unroll 1
+  for (; done < stop; ++done) {
+    queue.take(p, share, shift, done < freed, v);
+    add_batch<T, F>(part, v, first, p.classes, p.math);
+    queue.refill(p, share, v);
+    first += share.warps * (N * 32);
+  }
+  return part;
+}
 
-// A warp's share of one row, its lanes merged, in lane 0. Its batches from `freed` on stay in the queue. `v` is where
-// the queue puts a batch.
+template <unsigned F>
+__device__ __forceinline__ Partial add_up(const Partial &a, const Partial &b, const Constants &c) {
+  Partial pair[2] = {a, b};
+  return merge_all<F>(pair, c);
+}
+
+// A warp's share of one row, its lanes merged, in lane 0.
 template <typename T, unsigned F, int N, class Queue>
 __device__ __forceinline__ Partial sweep(const Params &p, int64_t row, int freed, const Share &share, Queue &queue,
                                          uint4 (&v)[N]) {
   const uint32_t shift = shift_of(p, p.logits.row<T>(row));
   Partial total;
-  int first = share.warp * (N * 32) + share.lane;
-  for (int done = 0; done < share.count;) {
-    Partial part;
-    const int stop = min(done + kMostSerial, share.count);
-#pragma unroll 1
-    for (; done < stop; ++done) {
-      queue.take(p, share, shift, done < freed, v);
-      add_batch<T, F>(part, v, first, p.classes, p.math);
-      queue.refill(p, share, v);
-      first += share.warps * (N * 32);
-    }
-    Partial pair[2] = {total, part};
-    total = merge_all<F>(pair, p.math);
+  for (int done = 0; done < share.count; done += kSerial<N>) {
+    const int stop = min(done + kSerial<N>, share.count);
+    total = add_up<F>(total, add_segment<T, F>(p, shift, done, stop, freed, share, queue, v), p.math);
   }
   return merge_lanes<F>(total, 32, p.math);
 }

@@ -22,7 +22,7 @@ struct RowShape {
 
 inline RowShape forward_shape(int64_t vectors, int batch_vectors) {
   const int64_t batches = ceil_div(vectors, batch_vectors);
-  const int warps = batches <= 2 ? 1 : batches <= 8 ? 2 : batches <= 20 ? 4 : batches <= 48 ? 5 : 10;
+  const int warps = batches <= 2 ? 1 : batches <= 32 ? 2 : batches <= 48 ? 4 : 8;
   return {warps, static_cast<int>(batches), 0, 1};
 }
 

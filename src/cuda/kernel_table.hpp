@@ -9,12 +9,15 @@ namespace xent::cuda {
 // Feature sets that are compiled; a plan takes the first that has all it needs.
 inline constexpr int kFeatureSets = 5;
 
-struct KernelTable {
-  const void *forward[kFeatureSets];
-  const void *both[kFeatureSets];
-  const void *split_forward[kFeatureSets];
-  const void *split_both[kFeatureSets];
+// The kernels of one work, by feature set.
+struct SweepKernels {
+  const void *rows[kFeatureSets];
+  const void *split[kFeatureSets];
   const void *combine[kFeatureSets];
+};
+
+struct KernelTable {
+  SweepKernels forward, both;
   const void *backward[2][2];  // [softcap][float32 gradient]
 };
 

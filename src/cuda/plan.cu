@@ -17,7 +17,7 @@ namespace xent::cuda {
 namespace {
 
 constexpr size_t kAlignment = 256;
-constexpr int64_t kSplitBytes = 512 * 1024;
+constexpr int64_t kSplitBytes = 1024 * 1024;
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -141,14 +141,11 @@ xent_status Plan::load(xent_error *err) {
   both_.shape = both_shape(vectors, kBatch * 32, (most_shared - 12 * 1024) / kRingBytes<kBatch>, overlaps_);
   // A kernel that was never asked for is loaded at its first launch, which a stream capture would refuse.
   const int capped = options_.softcap != 0.0 ? 1 : 0;
-  const int set = feature_set_;
-  status = prepare(forward_, kernels_->forward[set], kernels_->split_forward[set], kForwardBatch, 0, err);
-  if (status == XENT_OK) {
-    status = prepare(both_, kernels_->both[set], kernels_->split_both[set], kBatch, kRingBytes<kBatch>, err);
-  }
-  for (const void *kernel : {kernels_->combine[set], kernels_->backward[capped][0], kernels_->backward[capped][1],
-                             address(reduce_rows_kernel), address(reduce_chunks_kernel), kRanksKernels[set],
-                             kEmptyKernel, scale_kernel_for(element_of(type)), scale_kernel_for(Element::f32)}) {
+  status = prepare(forward_, kernels_->forward, kForwardBatch, 0, err);
+  if (status == XENT_OK) status = prepare(both_, kernels_->both, kBatch, kRingBytes<kBatch>, err);
+  for (const void *kernel : {kernels_->backward[capped][0], kernels_->backward[capped][1], address(reduce_rows_kernel),
+                             address(reduce_chunks_kernel), kRanksKernels[feature_set_], kEmptyKernel,
+                             scale_kernel_for(element_of(type)), scale_kernel_for(Element::f32)}) {
     if (status == XENT_OK) status = load_kernel(kernel, 0, err);
   }
   forward_.space = workspace(forward_, false);
@@ -157,24 +154,27 @@ xent_status Plan::load(xent_error *err) {
 }
 
 // `ring`: shared memory of a warp of the row kernel.
-xent_status Plan::prepare(Sweep &sweep, const void *rows, const void *split, int batch, int ring,
-                          xent_error *err) const {
+xent_status Plan::prepare(Sweep &sweep, const SweepKernels &kernels, int batch, int ring, xent_error *err) const {
   const RowShape &shape = sweep.shape;
-  sweep.rows = rows;
-  sweep.split = split;
+  sweep.rows = kernels.rows[feature_set_];
+  sweep.split = kernels.split[feature_set_];
+  sweep.combine = kernels.combine[feature_set_];
+  sweep.pieces = shape.warps * static_cast<int>(ceil_div(shape.batches, shape.warps * (32 / batch)));
   const int block_warps = shape.warps / shape.cluster;
   sweep.shared = static_cast<size_t>(block_warps * ring + slot_bytes(shape.warps, partial_words_));
   sweep.split_shared = static_cast<size_t>(kSplitWarps * kStages * (batch * 32 + 1) * 16);
-  xent_status status = load_kernel(rows, sweep.shared, err);
-  if (status == XENT_OK) status = load_kernel(split, sweep.split_shared, err);
+  xent_status status = load_kernel(sweep.rows, sweep.shared, err);
+  if (status == XENT_OK) status = load_kernel(sweep.split, sweep.split_shared, err);
+  if (status == XENT_OK) status = load_kernel(sweep.combine, 0, err);
   if (status != XENT_OK) return status;
   int blocks = 0;
-  const cudaError_t code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, rows, block_warps * 32, sweep.shared);
+  const cudaError_t code =
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, sweep.rows, block_warps * 32, sweep.shared);
   if (code != cudaSuccess) return device_error(err, code, "occupancy");
   sweep.blocks = std::max(1, blocks) * processors_ / shape.cluster * shape.cluster;
-  // Few rows: the warps of a row on many SMs, as long as the partials take little of the workspace.
-  if (shape.warps > 1) {
-    const int64_t row_bytes = int64_t{shape.warps} * partial_words_ * static_cast<int64_t>(sizeof(float));
+  // Few rows: the pieces of a row on many SMs, as long as the partials take little of the workspace.
+  if (sweep.pieces > 1) {
+    const int64_t row_bytes = int64_t{sweep.pieces} * 32 * partial_words_ * static_cast<int64_t>(sizeof(float));
     sweep.split_rows = std::min({int64_t{2} * processors_, kSplitBytes / row_bytes, options_.max_rows});
   }
   return XENT_OK;
@@ -192,7 +192,7 @@ Plan::Workspace Plan::workspace(const Sweep &sweep, bool gradient) const {
   if (options_.reduction != XENT_REDUCTION_NONE) space.row_loss = reserve(rows * sizeof(double));
   space.chunks = reserve(static_cast<size_t>(ceil_div(options_.max_rows, kRowsPerChunk)) * sizeof(RowSums));
   const size_t split_rows = static_cast<size_t>(sweep.split_rows);
-  space.partials = reserve(split_rows * static_cast<size_t>(sweep.shape.warps) * words * sizeof(float));
+  space.partials = reserve(split_rows * static_cast<size_t>(sweep.pieces) * 32 * words * sizeof(float));
   if (gradient) {
     space.divisor = reserve(sizeof(float));
     space.stats = reserve(split_rows * 2 * sizeof(float));
@@ -249,25 +249,10 @@ xent_status Plan::run(const Sweep &sweep, const Params &params, bool follows, vo
     return launch(sweep.rows, std::min<int64_t>(p.rows * cluster, sweep.blocks), warps / cluster * 32, sweep.shared,
                   follows, args, stream, "rows kernel", err, cluster);
   }
-  const xent_status status = launch(sweep.split, ceil_div(p.rows * warps, kSplitWarps), kSplitWarps * 32,
+  const xent_status status = launch(sweep.split, ceil_div(p.rows * sweep.pieces, kSplitWarps), kSplitWarps * 32,
                                     sweep.split_shared, false, args, stream, "split kernel", err);
   if (status != XENT_OK) return status;
-  return launch(kernels_->combine[feature_set_], ceil_div(p.rows, 4), 128, 0, overlaps_, args, stream, "combine kernel",
-                err);
-}
-
-// Everything that forward and backward write for each row.
-xent_status Plan::one_pass(const Params &params, bool follows, void *workspace, void *stream, xent_error *err) const {
-  Params p = params;
-  if (!both_.splits(p.rows)) return run(both_, p, follows, stream, err);
-  if (p.stats.data == nullptr) {
-    p.stats.data = static_cast<char *>(workspace) + both_.space.stats;
-    p.stats.rank = 1;
-    p.stats.stride[0] = 2;
-    p.stats.col_stride = 1;
-  }
-  const xent_status status = run(both_, p, follows, stream, err);
-  return status != XENT_OK ? status : gradient(p, overlaps_, stream, err);
+  return launch(sweep.combine, p.rows, kCombineWarps * 32, 0, overlaps_, args, stream, "combine kernel", err);
 }
 
 xent_status Plan::gradient(const Params &params, bool follows, void *stream, xent_error *err) const {
@@ -358,14 +343,26 @@ xent_status Plan::loss_and_grad(const xent_problem &problem, xent_error *err) co
   Params p = params(problem, both_);
   char *workspace = static_cast<char *>(problem.workspace);
   const bool own_divisor = p.reduction == XENT_REDUCTION_MEAN && p.denominator.data == nullptr;
-  if (own_divisor) {
-    p.own_divisor = reinterpret_cast<float *>(workspace + both_.space.divisor);
-    status = reduce(p, kReduceWeights | kReduceDivisor, false, problem.stream, err);
-    if (status != XENT_OK) return status;
-  }
-  if (p.rows > 0) status = one_pass(p, own_divisor && overlaps_, workspace, problem.stream, err);
+  if (own_divisor) p.own_divisor = reinterpret_cast<float *>(workspace + both_.space.divisor);
   int what = p.row_counts.data != nullptr ? kReduceCounts : 0;
-  if (p.reduction != XENT_REDUCTION_NONE) what |= kReduceLoss | (own_divisor ? 0 : kReduceDivisor);
+  if (p.reduction != XENT_REDUCTION_NONE) what |= kReduceLoss | kReduceDivisor;
+  if (p.rows > 0 && both_.splits(p.rows)) {
+    if (p.stats.data == nullptr) {
+      p.stats.data = workspace + both_.space.stats;
+      p.stats.rank = 1;
+      p.stats.stride[0] = 2;
+      p.stats.col_stride = 1;
+    }
+    status = run(both_, p, false, problem.stream, err);
+    if (own_divisor) what |= kReduceWeights;
+    if (status == XENT_OK && what != 0) status = reduce(p, what, true, problem.stream, err);
+    return status == XENT_OK ? gradient(p, overlaps_, problem.stream, err) : status;
+  }
+  if (own_divisor) {
+    what &= ~kReduceDivisor;
+    status = reduce(p, kReduceWeights | kReduceDivisor, false, problem.stream, err);
+  }
+  if (status == XENT_OK && p.rows > 0) status = run(both_, p, own_divisor && overlaps_, problem.stream, err);
   if (status == XENT_OK && what != 0) status = reduce(p, what, p.rows > 0, problem.stream, err);
   return status;
 }

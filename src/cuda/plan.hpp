@@ -37,9 +37,11 @@ class Plan {
   struct Sweep {
     RowShape shape = {};
     const void *rows = nullptr;   // a block a row
-    const void *split = nullptr;  // the warps of a row on different SMs
+    const void *split = nullptr;  // the pieces of a row on different SMs
+    const void *combine = nullptr;
     size_t shared = 0, split_shared = 0;
     int blocks = 0;
+    int pieces = 0;
     int64_t split_rows = 0;  // up to here it splits
     Workspace space;
     bool splits(int64_t count) const { return count <= split_rows; }
@@ -47,11 +49,10 @@ class Plan {
 
   Plan(const Driver &driver, const xent_options &options) : driver_(driver), options_(options) {}
   xent_status load(xent_error *err);
-  xent_status prepare(Sweep &sweep, const void *rows, const void *split, int batch, int ring, xent_error *err) const;
+  xent_status prepare(Sweep &sweep, const SweepKernels &kernels, int batch, int ring, xent_error *err) const;
   Workspace workspace(const Sweep &sweep, bool gradient) const;
   Params params(const xent_problem &problem, const Sweep &sweep) const;
   xent_status run(const Sweep &sweep, const Params &params, bool follows, void *stream, xent_error *err) const;
-  xent_status one_pass(const Params &params, bool follows, void *workspace, void *stream, xent_error *err) const;
   xent_status gradient(const Params &params, bool follows, void *stream, xent_error *err) const;
   xent_status reduce_forward(const Params &params, void *stream, xent_error *err) const;
   xent_status reduce(const Params &params, int what, bool follows, void *stream, xent_error *err) const;

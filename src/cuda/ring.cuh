@@ -30,6 +30,10 @@ inline constexpr int kForwardBatch = 8;  // vectors of a lane, in registers
 inline constexpr int kBatch = 4;         // in stages, and of the backward kernel
 inline constexpr int kStages = 5;
 
+// Batches of N vectors that one accumulator adds up: a segment. Few rows are cut into their segments.
+template <int N>
+inline constexpr int kSerial = 32 / N;
+
 // Of one warp: a stage holds the chunks of a batch and one more.
 template <int N>
 inline constexpr int kStageBytes = (N * 32 + 1) * 16;
@@ -255,11 +259,13 @@ class Producer {
 template <typename T, int N, bool kGrad>
 class StageQueue {
  public:
-  __device__ __forceinline__ StageQueue(const Params &p, const Share &share, const void *ring, int64_t first, int step)
+  // `count`: batches to fetch for a start.
+  __device__ __forceinline__ StageQueue(const Params &p, const Share &share, const void *ring, int64_t first, int step,
+                                        int count = kStages)
       : producer_(first, step), begin_(static_cast<int>(shared_address(ring)) + share.lane * 16), at_(begin_) {
 #pragma unroll 1
     for (int i = 0; i < kStages; ++i) {
-      producer_.fetch(p, share, Stage{static_cast<uint32_t>(at_)});
+      if (i < count) producer_.fetch(p, share, Stage{static_cast<uint32_t>(at_)});
       commit_group();
       advance();
     }
