@@ -103,7 +103,8 @@ typedef struct xent_backend_api {
   const char *version; /* static storage */
   void *self;
   /* 0: cannot run this plan here; `why` (never NULL, `why_bytes` long) may then say why. Otherwise a
-   * preference, the highest wins, the first loaded among equals. Must not touch device memory. */
+   * preference, the highest wins, the first loaded among equals: the CPU's own is 1, CUDA's 100. A backend
+   * serves the plans of the contexts that it was loaded into, and no others. Must not touch device memory. */
   int32_t (*probe)(void *self, const xent_options *options, char *why, size_t why_bytes);
   /* `options` outlives the plan. Fills workspace sizes, saved_bytes, alignment and capabilities. */
   xent_status (*plan_create)(void *self, const xent_options *options, void **plan, xent_plan_info *info,
@@ -111,6 +112,7 @@ typedef struct xent_backend_api {
   void (*plan_destroy)(void *self, void *plan);
   xent_status (*forward)(void *self, void *plan, const xent_problem *problem, xent_error *err);
   xent_status (*backward)(void *self, void *plan, const xent_problem *problem, xent_error *err);
+  /* Writes all that `forward` writes (stats and divisor too, where they are asked for) and grad_logits. */
   xent_status (*loss_and_grad)(void *self, void *plan, const xent_problem *problem, xent_error *err);
   /* Both, or neither where the backend serves no split vocabulary. `partial` reads logits, targets and
    * mask and writes 3 + (label_smoothing != 0) + entropy + predicted numbers of acc a row; `combine`
