@@ -98,7 +98,7 @@ TEST_P(CallTest, TensorsThatHaveNoPlaceHere) {
         s.per_row();
         s.divisor.absent = false;
       },
-      "divisor: was given; without MEAN and denominator");
+      "divisor: was given; without XENT_REDUCTION_MEAN and denominator");
   refused(
       kBackward,
       [](CallSetup &s) {

@@ -3,6 +3,8 @@
 
 // What goes wrong with a split vocabulary: ranks that die, calls through the wrong door.
 
+#include <pthread.h>
+
 #include <thread>
 
 #include "ranks_fixture.hpp"
@@ -237,6 +239,38 @@ TEST_F(RanksFaults, CallbacksThatThrow) {
     }
   }
   EXPECT_EQ(calls, 1) << "a spent communicator is not asked again";
+  xent_comm_destroy(comm);
+}
+
+// As Python does to a thread that still runs when its interpreter ends.
+TEST_F(RanksFaults, CallbacksThatEndTheirThread) {
+  xent_comm_desc desc = {};
+  desc.struct_size = sizeof(desc);
+  desc.ranks = 2;
+  desc.all_gather = [](void *, const void *, void *, size_t, void *, xent_error *) -> xent_status {
+    pthread_exit(nullptr);
+  };
+  xent_comm *comm = nullptr;
+  ASSERT_EQ(xent_comm_create(context_with(0), &desc, &comm, &err_), XENT_OK) << err_.message;
+  {
+    Problem shard = shard_of(problem(2), 0);
+    shard.comm = comm;
+    Session session(shard, device_);
+    pthread_t thread;
+    ASSERT_EQ(pthread_create(
+                  &thread, nullptr,
+                  [](void *user) -> void * {
+                    static_cast<Session *>(user)->enqueue(Mode::kForward, nullptr);
+                    return user;
+                  },
+                  &session),
+              0);
+    void *returned = &session;
+    ASSERT_EQ(pthread_join(thread, &returned), 0);
+    EXPECT_EQ(returned, nullptr) << "the call returned";
+    EXPECT_EQ(session.enqueue(Mode::kForward, &err_), XENT_COMM_ERROR);
+    says("all_gather: its thread ended");
+  }
   xent_comm_destroy(comm);
 }
 

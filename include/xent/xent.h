@@ -143,7 +143,8 @@ enum { XENT_COMM_GRAPH_CAPTURE = 1u << 0 }; /* all_gather may be captured in a C
 
 /* A communicator made of callbacks: MPI, threads of one process, a framework's process group. A
  * callback that fails returns a status other than XENT_OK and may fill `err` (never NULL, set up);
- * the call that needed it then gives XENT_COMM_ERROR. */
+ * the call that needed it then gives XENT_COMM_ERROR. all_gather and async_error may also end their
+ * thread (pthread_exit): the call then never returns, and other threads find the communicator spent. */
 typedef struct xent_comm_desc {
   size_t struct_size;
   const void *next; /* must be NULL */

@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: the libxent authors
 // SPDX-License-Identifier: Apache-2.0
 
-// The exported functions. What each does is elsewhere; here nothing may throw.
+// The exported functions. What each does is elsewhere; here nothing may throw. Only the end of a thread, in a callback
+// of its own, passes: it goes on through the caller.
 
 #include <xent/xent.h>
 
@@ -9,6 +10,7 @@
 #include <new>
 
 #include "common/error.hpp"
+#include "common/unwind.hpp"
 #include "core/comm.hpp"
 #include "core/context.hpp"
 #include "core/execute.hpp"
@@ -22,13 +24,15 @@
 namespace {
 
 template <class Body>
-xent_status guarded(const char *function, xent_error *err, Body &&body) noexcept {
+xent_status guarded(const char *function, xent_error *err, Body &&body) {
   try {
     return body();
   } catch (const std::bad_alloc &) {
     return xent::fail(err, XENT_OUT_OF_MEMORY, "%s: out of host memory", function);
   } catch (const std::exception &thrown) {
     return xent::fail(err, XENT_INTERNAL, "%s: unexpected exception: %s", function, thrown.what());
+  } catch (xent::ThreadEnds &) {
+    throw;
   } catch (...) {
     return xent::fail(err, XENT_INTERNAL, "%s: unexpected exception", function);
   }

@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "common/error.hpp"
+#include "common/unwind.hpp"
 #include "core/context.hpp"
 #include "core/describe.hpp"
 #include "core/options.hpp"
@@ -47,6 +48,14 @@ void xent_comm::release() noexcept {
   ctx->release();
 }
 
+void xent_comm::spend(const char *what, const std::string &reason, int32_t native_code) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (failed_.load(std::memory_order_relaxed)) return;
+  reason_ = what + (": " + reason);
+  native_code_ = native_code;
+  failed_.store(true, std::memory_order_release);
+}
+
 // Whatever way a callback fails, the communicator is spent.
 template <class Body>
 xent_status xent_comm::guarded(const char *function, const char *what, xent_error *err, const Body &body) {
@@ -58,17 +67,13 @@ xent_status xent_comm::guarded(const char *function, const char *what, xent_erro
     reason = std::string(given.message()) + " (" + xent_status_name(status) + ")";
   } catch (const std::exception &thrown) {
     reason = std::string("an exception: ") + thrown.what();
+  } catch (xent::ThreadEnds &) {
+    spend(what, "its thread ended", 0);
+    throw;
   } catch (...) {
     reason = "an exception";
   }
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!failed_.load(std::memory_order_relaxed)) {
-      reason_ = what + (": " + reason);
-      native_code_ = given.error.native_code;
-      failed_.store(true, std::memory_order_release);
-    }
-  }
+  spend(what, reason, given.error.native_code);
   context_->log(XENT_LOG_ERROR, "libxent: communicator of rank %d of %d: %s: %s", int{desc_.rank}, int{desc_.ranks},
                 what, reason.c_str());
   return spent(function, err);

@@ -33,6 +33,7 @@ struct xent_comm {
   ~xent_comm() = default;
   template <class Body>
   xent_status guarded(const char *function, const char *what, xent_error *err, const Body &body);
+  void spend(const char *what, const std::string &reason, int32_t native_code);
   xent_status spent(const char *function, xent_error *err);
 
   std::atomic<int64_t> references_{1};

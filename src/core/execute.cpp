@@ -40,7 +40,8 @@ void refuse_outputs(Call &call, const xent_forward_args &args) {
   const bool per_row = options.reduction == XENT_REDUCTION_NONE;
   const bool divided = options.reduction == XENT_REDUCTION_MEAN || args.denominator != nullptr;
   call.refuse(args.denominator != nullptr && per_row, "denominator", "it needs XENT_REDUCTION_SUM or _MEAN");
-  call.refuse(args.divisor != nullptr && !divided, "divisor", "without MEAN and denominator nothing is divided");
+  call.refuse(args.divisor != nullptr && !divided, "divisor",
+              "without XENT_REDUCTION_MEAN and denominator nothing is divided");
   call.refuse(args.entropy != nullptr && !options.entropy, "entropy", "the plan needs XENT_PLAN_ENTROPY for it");
   call.refuse(args.predicted != nullptr && !options.predicted, "predicted",
               "the plan needs XENT_PLAN_PREDICTED for it");
