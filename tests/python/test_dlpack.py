@@ -269,6 +269,62 @@ def test_bool_is_bool(problem):
     assert got[1] == 0 and (got[[0, 2, 3]] > 0).all()
 
 
+def test_numpy_struct_outlives_what_is_read_of_it():
+    """Its capsule owns the struct: with the capsule gone, anything may lie there."""
+
+    class Lends:
+        @property
+        def __array_struct__(self):
+            self.struct = (ctypes.c_size_t * 8)(*[0x1000] * 8)
+            self.destructor = DELETER(lambda _: ctypes.memset(self.struct, 0, ctypes.sizeof(self.struct)))
+            destructor = ctypes.cast(self.destructor, ctypes.c_void_p)
+            return _dlpack._new_capsule(ctypes.addressof(self.struct), None, destructor)
+
+    array = Lends()
+    assert _dlpack.array_data(array) == 0x1000
+    assert not any(array.struct), "the capsule is kept"
+
+
+def test_device_that_is_not_the_plans(problem):
+    class Elsewhere:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack_device__(self):
+            return (2, 0)
+
+        def __dlpack__(self, **_):
+            producer = Producer(self.array)
+            capsule = producer.__dlpack__(max_version=(1, 0))
+            producer.alive[2].dl_tensor.device = _abi.DLDevice(2, 0)
+            kept.append(producer)
+            return capsule
+
+    kept, (logits, targets) = [], problem
+    plan = libxent.Plan(max_rows=4, vocab=10)
+    for call in (plan.forward, plan.loss_and_grad):
+        with pytest.raises(
+            libxent.InvalidArgument, match=r"logits: .*is on device \(2, 0\); the plan's device is \(1, 0"
+        ):
+            call(Elsewhere(logits), targets)
+
+
+def test_types_of_arrays_are_not_kept_for_ever(problem):
+    from libxent import _frameworks
+
+    logits, targets = problem
+    want = libxent.cross_entropy(logits, targets)
+    kinds = []
+    for i in range(2 * _frameworks._TYPES):
+        kind = type(f"Producer{i}", (Producer,), {})
+        kinds.append(weakref.ref(kind))
+        assert libxent.cross_entropy(kind(logits), targets) == want
+    del kind
+    gc.collect()
+    assert len(_frameworks.by_type) <= _frameworks._TYPES
+    assert sum(kind() is not None for kind in kinds) <= _frameworks._TYPES
+
+
 def test_torch_tensors_are_borrowed():
     torch = pytest.importorskip("torch")
     x = torch.randn(6, 5, requires_grad=True)[1:, ::2]

@@ -133,7 +133,7 @@ class Call:
         if self._facts is None:
             self._facts = self.lead.facts(self, self.logits)
             if not self._facts[0]:
-                raise InvalidArgument("logits: expected [..., vocab], got a tensor without dimensions")
+                raise InvalidArgument(f"{self.name}: expected [..., vocab], got a tensor without dimensions")
         return self._facts[0]
 
     @property
@@ -187,7 +187,7 @@ class Call:
             address = framework.put(self, _NAMES[index], obj, True)
         else:
             address = self.take(_NAMES[index], obj, True)
-            framework = by_type[type(obj)]
+            framework = framework_of(obj)
         self.results[index] = obj
         if framework.tracks_writes:
             self.tracker = framework

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 from . import _cuda, _dlpack
-from ._dlpack import CPU, CUDA, DTYPES, NAMES, DType, Tensor
+from ._dlpack import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, DTYPES, NAMES, DType, Tensor
 from ._frame import MAX_RANK
 from ._library import Error, InvalidArgument
 
@@ -76,7 +76,7 @@ class Framework:
 
     def new(self, call: Call, index: int, shape: tuple[int, ...], dtype: DType) -> int:
         """Makes output `index` of the call's results."""
-        tensor, make = self.empty(shape, dtype, call.device)
+        tensor, make = self.empty(shape, dtype, self._place(call))
         call.held.append(tensor)
         if call.later is None:
             call.later = {}
@@ -85,9 +85,21 @@ class Framework:
 
     def workspace(self, call: Call, size: int, alignment: int) -> int:
         """The address of so many bytes, for the call alone."""
-        tensor, _ = self.empty((size + alignment - 1,), DTYPES["uint8"], call.device)
+        tensor, _ = self.empty((size + alignment - 1,), DTYPES["uint8"], self._place(call))
         call.held.append(tensor)
         return -(-tensor.address // alignment) * alignment
+
+    @staticmethod
+    def _place(call: Call) -> Device:
+        """The device of the leading array. The C library, which would refuse another than the plan's, comes later."""
+        have, want = call.device, call.plan._device
+        if want[0] in (CUDA, CUDA_MANAGED):
+            fits = have[0] in (CUDA, CUDA_MANAGED) and have[1] == want[1]
+        else:
+            fits = have[0] in (want[0], CPU, CUDA_HOST)
+        if not fits:
+            raise InvalidArgument(f"{call.name}: is on device {have}; the plan's device is {want}")
+        return have
 
     def connect(self) -> None:
         """Called when an array of the framework is first seen."""
@@ -385,7 +397,8 @@ class Jax(Framework):
 
 GENERIC, NUMPY, CUPY, TORCH, JAX = Framework(), NumPy(), CuPy(), Torch(), Jax()
 _KNOWN = (("numpy", "ndarray", NUMPY), ("torch", "Tensor", TORCH), ("jax", "Array", JAX), ("cupy", "ndarray", CUPY))
-by_type: dict[type, Framework] = {}  # as framework_of has found them
+by_type: dict[type, Framework] = {}  # as framework_of has found them, read without it where time counts
+_TYPES = 128  # at most, as types can be made without end and would be kept alive
 
 
 def framework_of(obj: Any) -> Framework:
@@ -399,5 +412,7 @@ def framework_of(obj: Any) -> Framework:
                 found = framework
                 break
         found.connect()
+        if len(by_type) >= _TYPES:  # weak keys would cost every call
+            by_type.clear()
         by_type[kind] = found
     return found
