@@ -317,3 +317,49 @@ def test_an_option_in_an_array_that_changes(problem):
     second = libxent.cross_entropy(logits, targets, ignore_index=-1, z_loss=z_loss)
     assert first == libxent.cross_entropy(logits, targets, ignore_index=-1)
     assert second == libxent.cross_entropy(logits, targets, ignore_index=-1, z_loss=1.0)
+    vocab, valid = logits.shape[-1], np.zeros_like(targets)
+    for name, before, after in (("ignore_index", 0, 1), ("classes", vocab, vocab - 1)):
+        for make in (torch.tensor, np.array):
+            option = make(before)
+            first = libxent.cross_entropy(logits, valid, **{name: option})
+            option[...] = after
+            second = libxent.cross_entropy(logits, valid, **{name: option})
+            assert first == libxent.cross_entropy(logits, valid, **{name: before})
+            assert second == libxent.cross_entropy(logits, valid, **{name: after}) != first
+
+
+@pytest.mark.parametrize(
+    "option, plain",
+    [
+        ({"ignore_index": np.array(1)}, {"ignore_index": 1}),
+        ({"ignore_index": np.int32(1)}, {"ignore_index": 1}),
+        ({"reduction": np.str_("sum")}, {"reduction": "sum"}),
+        ({"empty_mean_is_nan": np.array(True)}, {"empty_mean_is_nan": True}),
+        ({"softcap": np.float32(5)}, {"softcap": 5.0}),
+    ],
+    ids=str,
+)
+def test_options_by_other_types(problem, option, plain):
+    logits, targets = problem[0], np.zeros_like(problem[1])
+    assert libxent.cross_entropy(logits, targets, **option) == libxent.cross_entropy(logits, targets, **plain)
+
+
+@pytest.mark.parametrize(
+    "option, message",
+    [
+        ({"classes": 6.0}, "classes: expected an integer, got 6.0"),
+        ({"ignore_index": [1]}, r"ignore_index: expected an integer, got \[1\]"),
+        ({"ignore_index": "1"}, "ignore_index: expected an integer, got '1'"),
+        ({"reduction": ["sum"]}, r"reduction: expected .*got \['sum'\]"),
+        ({"reduction": None}, "reduction: expected .*got None"),
+        ({"z_loss": None}, "z_loss: expected a number, got None"),
+        ({"softcap": "5"}, "softcap: expected a number, got '5'"),
+    ],
+    ids=str,
+)
+def test_options_are_refused_whatever_was_made_before(problem, option, message):
+    logits, targets = problem
+    libxent.cross_entropy(logits, np.zeros_like(targets), classes=6)
+    for call in (libxent.cross_entropy, libxent.loss_and_grad):
+        with pytest.raises(libxent.InvalidArgument, match=message):
+            call(logits, np.zeros_like(targets), **option)

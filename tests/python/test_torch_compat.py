@@ -333,6 +333,13 @@ def test_liger_class_weights_and_refusals(rng):
     t[t == -100] = -1
     got = compat.liger_cross_entropy(x, t, ignore_index=-1, reduction="none", return_token_accuracy=True)
     assert not got.token_accuracy[t == -1].any()
+    t = t.clamp(0)
+    for reduction in ("mean", "sum", "none"):
+        options = {"reduction": reduction, "return_token_accuracy": True, "return_z_loss": True}
+        got = compat.liger_cross_entropy(x, t, ignore_index=None, lse_square_scale=1e-2, **options)
+        want = compat.liger_cross_entropy(x, t, lse_square_scale=1e-2, **options)  # no label is -100
+        assert got.loss.equal(want.loss) and got.token_accuracy.equal(want.token_accuracy)
+        assert got.z_loss.equal(want.z_loss)
     for make, message in (
         (lambda: compat.LigerCrossEntropyLoss(label_smoothing=1.5), "between 0.0 and 1.0"),
         (lambda: compat.LigerCrossEntropyLoss(reduction="avg"), "one of 'mean', 'sum', or 'none'"),

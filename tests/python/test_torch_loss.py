@@ -132,6 +132,19 @@ def test_ignore_index(rng, ignore_index):
         torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)
 
 
+def test_an_option_in_a_tensor_that_changes(rng):
+    x = logits(rng, (4, 5))
+    t = torch.zeros(4, dtype=torch.long)
+    for name, before, after in (("ignore_index", 0, 1), ("classes", 5, 4)):
+        option = torch.tensor(before)
+        first = xt.cross_entropy(x, t, **{name: option})
+        option.fill_(after)
+        second = xt.cross_entropy(x, t, **{name: option})
+        assert first == xt.cross_entropy(x, t, **{name: before})
+        assert second == xt.cross_entropy(x, t, **{name: after}) != first
+    assert xt.cross_entropy(x, t, softcap=30) == xt.cross_entropy(x, t, softcap=30.0)
+
+
 def test_all_ignored(rng):
     x, t = logits(rng, (4, 7)), torch.full((4,), -100)
     for nan in (False, True):
@@ -188,6 +201,26 @@ REFUSED = {
     "smoothing": (lambda x, t: xt.cross_entropy(x, t, label_smoothing=1.5), "1.5"),
     "weight size": (lambda x, t: xt.cross_entropy(x, t, torch.ones(8)), "weight: expected one for each of 9"),
     "weight type": (lambda x, t: xt.cross_entropy(x, t, torch.ones(9).long()), "weight.*int64"),
+    "row weights' shape": (lambda x, t: xt.cross_entropy(x, t, row_weights=torch.ones(1)), "row_weights"),
+    "row weights' shape beside a weight": (
+        lambda x, t: xt.cross_entropy(x, t, torch.ones(9), row_weights=torch.ones(1)),
+        r"row_weights: expected shape \(6,\)",
+    ),
+    "row weights' columns beside a weight": (
+        lambda x, t: xt.cross_entropy(
+            x[:, None].expand(6, 6, 9), t.expand(6, 6), torch.ones(9), row_weights=torch.ones(6)
+        ),
+        r"row_weights: expected shape \(6, 6\)",
+    ),
+    "row weights' type beside a weight": (
+        lambda x, t: xt.cross_entropy(x, t, torch.ones(9), row_weights=torch.ones(6).double()),
+        "row_weights: expected .*float32",
+    ),
+    "ignore_index": (lambda x, t: xt.cross_entropy(x, t, ignore_index=[1]), "ignore_index: expected an integer"),
+    "classes": (lambda x, t: xt.cross_entropy(x, t, classes=9.0), "classes: expected an integer, got 9.0"),
+    "list of reductions": (lambda x, t: xt.cross_entropy(x, t, reduction=["sum"]), r"reduction: .*\['sum'\]"),
+    "z_loss": (lambda x, t: xt.cross_entropy(x, t, z_loss=None), "z_loss: expected a number, got None"),
+    "smoothing's type": (lambda x, t: xt.cross_entropy(x, t, label_smoothing="0.1"), "label_smoothing: expected a num"),
     "weight with smoothing": (lambda x, t: xt.cross_entropy(x, t, torch.ones(9), label_smoothing=0.1), "label_smooth"),
     "weight's gradient": (
         lambda x, t: xt.cross_entropy(x, t, torch.ones(9, requires_grad=True)),

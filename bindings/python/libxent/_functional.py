@@ -13,29 +13,70 @@ from typing import Any
 from ._call import Result
 from ._dlpack import CUDA, CUDA_MANAGED, NAMES
 from ._frameworks import TORCH, dtype_of, framework_of
-from ._library import InvalidArgument, real
-from ._plan import Plan
+from ._library import InvalidArgument, integer, real
+from ._plan import Plan, reduction_of
 
 _CACHE_SIZE = 64
-_NUMBERS = ("label_smoothing", "z_loss", "softcap", "logit_scale")
+_OPTIONS = (
+    "ignore_index",
+    "reduction",
+    "label_smoothing",
+    "z_loss",
+    "softcap",
+    "logit_scale",
+    "classes",
+    "empty_mean_is_nan",
+    "entropy",
+    "predicted",
+    "overwrite_logits",
+)
 _plans: collections.OrderedDict[tuple, Plan] = collections.OrderedDict()
 _lock = threading.Lock()
 
 
-def _plan_for(logits: Any, targets: Any, **options: Any) -> Plan:
+def _plan_for(
+    logits: Any,
+    targets: Any,
+    *,
+    ignore_index: Any,
+    reduction: Any,
+    label_smoothing: Any,
+    z_loss: Any,
+    softcap: Any,
+    logit_scale: Any,
+    classes: Any,
+    empty_mean_is_nan: Any,
+    entropy: Any,
+    predicted: Any,
+    overwrite_logits: Any = False,
+) -> Plan:
     shape, dtype, device = framework_of(logits).describe(logits, "logits")
     if not shape:
         raise InvalidArgument("logits: expected [..., vocab], got a tensor without dimensions")
     target_dtype = getattr(targets, "dtype", None)
     if target_dtype is None:
         raise InvalidArgument(f"targets: expected an array of int32 or int64, got {type(targets).__name__}")
-    for name in _NUMBERS:
-        # An array is found again by its identity, whatever has been written to it since.
-        if type(options[name]) is not float:
-            options[name] = real(name, options[name])
+    # An array would be found again by its identity, whatever has been written to it since, and 6.0 where 6 was.
+    if type(ignore_index) is not int and ignore_index is not None:
+        ignore_index = integer("ignore_index", ignore_index)
+    if type(classes) is not int and classes is not None:
+        classes = integer("classes", classes)
+    if type(reduction) is not str:
+        reduction = reduction_of(reduction)
+    if type(label_smoothing) is not float:
+        label_smoothing = real("label_smoothing", label_smoothing)
+    if type(z_loss) is not float:
+        z_loss = real("z_loss", z_loss)
+    if type(softcap) is not float:
+        softcap = real("softcap", softcap)
+    if type(logit_scale) is not float:
+        logit_scale = real("logit_scale", logit_scale)
+    flags = (bool(empty_mean_is_nan), bool(entropy), bool(predicted), bool(overwrite_logits))
     # Rounded up, so that batches of varying size share a plan.
     max_rows = 1 << max(math.prod(shape[:-1]) - 1, 0).bit_length()
-    key = (device, dtype, dtype_of(target_dtype, "targets"), max_rows, shape[-1], *options.items())
+    index, vocab = dtype_of(target_dtype, "targets"), shape[-1]
+    options = (ignore_index, reduction, label_smoothing, z_loss, softcap, logit_scale, classes, *flags)
+    key = (device, dtype, index, max_rows, vocab, *options)
     with _lock:
         plan = _plans.get(key)
         if plan is not None:
@@ -45,10 +86,10 @@ def _plan_for(logits: Any, targets: Any, **options: Any) -> Plan:
     plan = Plan(
         device=(CUDA, device_id) if device_type in (CUDA, CUDA_MANAGED) else "cpu",
         logits_dtype=NAMES.get(dtype),
-        target_dtype=NAMES[dtype_of(target_dtype, "targets")],
+        target_dtype=NAMES[index],
         max_rows=max_rows,
-        vocab=shape[-1],
-        **options,
+        vocab=vocab,
+        **dict(zip(_OPTIONS, options)),
     )
     with _lock:
         _plans[key] = plan

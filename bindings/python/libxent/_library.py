@@ -119,10 +119,12 @@ def integer(name: str, value: Any, bits: int = 64) -> int:
 
 
 def real(name: str, value: Any) -> float:
-    if not isinstance(value, (str, bytes)):
-        with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
-            return float(value)
-    raise InvalidArgument(f"{name}: expected a number, got {value!r}")
+    if isinstance(value, (str, bytes)):
+        raise InvalidArgument(f"{name}: expected a number, got {value!r}")
+    try:  # not contextlib.suppress, which torch.compile traces in new releases only
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise InvalidArgument(f"{name}: expected a number, got {value!r}") from None
 
 
 class Context:

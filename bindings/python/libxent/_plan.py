@@ -20,6 +20,12 @@ _REDUCTIONS = {
 }
 
 
+def reduction_of(value: Any) -> str:
+    if not isinstance(value, str) or value not in _REDUCTIONS:
+        raise InvalidArgument(f"reduction: expected 'none', 'sum' or 'mean', got {value!r}")
+    return value
+
+
 class PlanInfo(NamedTuple):
     """What a plan needs and what runs it. Sizes are bytes, for max_rows rows."""
 
@@ -104,8 +110,7 @@ class Plan:
         context: Context | None = None,
     ) -> None:
         self._handle: Handle | None = None
-        if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
-            raise InvalidArgument(f"reduction: expected 'none', 'sum' or 'mean', got {reduction!r}")
+        reduction = reduction_of(reduction)
         # In C, zero means the default of these two.
         if classes is not None and integer("classes", classes) < 1:
             raise InvalidArgument(f"classes: expected at least 1, got {classes}")

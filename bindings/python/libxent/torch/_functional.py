@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._library import InvalidArgument
+from .._library import InvalidArgument, integer, real
+from .._plan import reduction_of
 from . import _ops, _parallel, _plans
 from ._autograd import TELLS_OF_HOOKS, CrossEntropy, FusedCrossEntropy, check_overwritable
 from ._plans import Spec, Split, Wants
@@ -227,13 +228,15 @@ def cross_entropy(
             raise InvalidArgument(f"target: expected class indices of int64 or int32, got {target.dtype}")
         target = target.long()
     records = torch.is_grad_enabled()
+    if classes is not None and type(classes) is not int:
+        classes = integer("classes", classes)
     spec = Spec(
-        ignore_index,
-        reduction,
-        float(label_smoothing),
-        float(z_loss),
-        float(softcap),
-        float(logit_scale),
+        ignore_index if ignore_index is None or type(ignore_index) is int else integer("ignore_index", ignore_index),
+        reduction if type(reduction) is str else reduction_of(reduction),
+        label_smoothing if type(label_smoothing) is float else real("label_smoothing", label_smoothing),
+        z_loss if type(z_loss) is float else real("z_loss", z_loss),
+        softcap if type(softcap) is float else real("softcap", softcap),
+        logit_scale if type(logit_scale) is float else real("logit_scale", logit_scale),
         classes if split is None else None,
         bool(empty_mean_is_nan) and reduction == "mean",
         bool(overwrite_logits and records and logits.requires_grad),
@@ -243,7 +246,14 @@ def cross_entropy(
         _refuse_gradient(weight=weight, row_weights=row_weights, denominator=denominator)
     if weight is not None:
         of_class = _of_class(weight, logits, target, spec, split)
-        row_weights = of_class if row_weights is None else row_weights * of_class
+        if row_weights is not None:
+            if row_weights.shape != target.shape or row_weights.dtype != of_class.dtype:  # a product would adapt them
+                raise InvalidArgument(
+                    f"row_weights: expected shape {tuple(target.shape)} and {of_class.dtype}, got shape "
+                    f"{tuple(row_weights.shape)} and {row_weights.dtype}"
+                )
+            of_class = row_weights * of_class
+        row_weights = of_class
 
     if split is not None and (type(logits) not in _PLAIN or logits.is_meta):
         raise InvalidArgument(f"process_group: expected logits with memory of their own, got {type(logits).__name__}")

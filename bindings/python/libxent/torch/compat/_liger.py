@@ -27,7 +27,7 @@ def liger_cross_entropy(
     target: torch.Tensor,
     weight: torch.Tensor | None = None,
     size_average: Any = None,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
     reduce: Any = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -77,14 +77,15 @@ def liger_cross_entropy(
     )
     if not (return_z_loss or return_token_accuracy or return_predicted_tokens):
         return got
-    counted = (target != ignore_index).sum().clamp(min=1)
+    counts = torch.ones_like(target, dtype=torch.bool) if ignore_index is None else target != ignore_index
+    counted = counts.sum().clamp(min=1)
     z_loss = accuracy = None
     if return_z_loss:
         z_loss = lse_square_scale * got.lse.square()  # lse is 0 for ignored rows
         if reduction != "none":
             z_loss = z_loss.sum() / counted if reduction == "mean" else z_loss.sum()
     if return_token_accuracy:
-        accuracy = ((got.predicted == target) & (target != ignore_index)).float()
+        accuracy = ((got.predicted == target) & counts).float()
         if reduction != "none":
             accuracy = accuracy.sum() / counted
     return CrossEntropyOutput(got.loss, z_loss, accuracy, got.predicted.long() if return_predicted_tokens else None)
