@@ -162,7 +162,7 @@ def test_arguments_that_do_not_fit(arguments, word):
 
 
 def test_denominator_and_divisor_need_something_to_divide():
-    with pytest.raises(libxent.InvalidArgument, match="denominator"):
+    with pytest.raises(libxent.InvalidArgument, match=r'denominator: .*it needs reduction="sum" or "mean"'):
         plan(reduction="none").forward(LOGITS, TARGETS, denominator=2)
     with pytest.raises(libxent.InvalidArgument, match="divisor"):
         plan(reduction="sum").forward(LOGITS, TARGETS, divisor=True)
@@ -201,6 +201,24 @@ def test_message_names_function_argument_and_value():
         plan().forward(LOGITS, np.zeros(5, np.int64))
     text = str(caught.value)
     assert "xent_forward" in text and "targets" in text and "5" in text
+
+
+def test_message_names_options_as_python_does():
+    for outputs, text in (
+        ({"entropy": np.zeros(4, np.float32)}, "the plan needs entropy=True"),
+        ({"predicted": np.zeros(4, np.int64)}, "the plan needs predicted=True"),
+        ({"denominator": 3}, 'it needs reduction="sum" or "mean"'),
+        ({"divisor": np.zeros((), np.float32)}, 'without reduction="mean" and denominator nothing is divided'),
+    ):
+        with pytest.raises(libxent.InvalidArgument, match=text):
+            plan(reduction="none").forward(LOGITS, TARGETS, **outputs)
+
+
+def test_message_names_what_leads_the_call():
+    for grad in (np.zeros((), np.float32), np.float32(1)):
+        with pytest.raises(libxent.InvalidArgument) as caught:
+            plan().scale_grad(grad, TARGETS, 2.0)
+        assert "grad_logits: " in str(caught.value) and " logits: " not in f" {caught.value}"
 
 
 def test_struct_of_another_size():

@@ -4,7 +4,11 @@
 
 import ctypes
 import datetime
+import gc
+import subprocess
+import sys
 import time
+import weakref
 
 import libxent
 import numpy as np
@@ -204,13 +208,100 @@ def test_what_is_refused():
             unsplit.forward_partial(logits, targets)
 
 
-def test_communicators_live_as_long_as_their_plans():
-    from libxent import _ranks
+def with_communicator(all_gather):
+    """A plan of rank 0 of 2, and what its calls take."""
+    plan = libxent.Plan(**options([0, 3, 8], 0, 3, comm=libxent.Communicator(0, 2, all_gather)))
+    return plan, np.zeros((2, 3), np.float32), np.array([0, 7])
 
-    before = len(_ranks._callbacks)
-    comm = libxent.Communicator(0, 2, gloo_gather)
-    plan = libxent.Plan(**options([0, 3, 8], 0, 3, comm=comm))
-    del comm
-    assert len(_ranks._callbacks) == before + 1
+
+def test_communicators_live_as_long_as_their_plans():
+    def all_gather(*_):
+        pass
+
+    alive = weakref.ref(all_gather)
+    plan, logits, targets = with_communicator(all_gather)
+    del all_gather
+    gc.collect()
+    assert alive() is not None
+    plan.forward(logits, targets)
     plan.close()
-    assert len(_ranks._callbacks) == before
+    gc.collect()
+    assert alive() is None
+
+
+def test_communicators_and_plans_that_hold_each_other_are_collected():
+    def all_gather(*_):
+        pass
+
+    alive = weakref.ref(all_gather)
+    all_gather.plan = with_communicator(all_gather)[0]
+    del all_gather
+    gc.collect()
+    assert alive() is None
+
+
+def test_what_all_gather_may_be():
+    for wrong in (5, None, "gather"):
+        with pytest.raises(libxent.InvalidArgument, match=f"all_gather: expected a function, got {wrong!r}"):
+            libxent.Communicator(0, 2, wrong)
+    for wrong in ("abcd", b"abcd", 1.5, None, [1]):
+        with pytest.raises(libxent.InvalidArgument, match="nccl_comm: expected an address as an integer"):
+            libxent.Communicator.from_nccl(wrong)
+    for wrong in (0, -1, 2**64, ctypes.c_void_p()):
+        with pytest.raises(libxent.InvalidArgument, match=r"nccl_comm: .* is no address"):
+            libxent.Communicator.from_nccl(wrong)
+    with pytest.raises(libxent.InvalidArgument, match=r"library: expected an address as an integer, got 'libnccl.so'"):
+        libxent.Communicator.from_nccl(1, library="libnccl.so")
+
+
+class Speechless(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize("error, text", [(OSError("gone"), "OSError: gone"), (Speechless(), "Speechless")], ids=repr)
+def test_what_all_gather_raises_is_the_cause(capfd, error, text):
+    def all_gather(*_):
+        raise error
+
+    plan, logits, targets = with_communicator(all_gather)
+    with pytest.raises(libxent.Error, match=f"all_gather: {text} ") as caught:
+        plan.forward(logits, targets)
+    assert caught.value.__cause__ is error and caught.value.status == "XENT_COMM_ERROR"
+    with pytest.raises(libxent.Error, match=f"made anew.*{text}") as caught:
+        plan.forward(logits, targets)
+    assert caught.value.__cause__ is None
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("now"), SystemExit(3)], ids=repr)
+def test_interrupts_leave_the_call_as_they_are(error):
+    def all_gather(*_):
+        raise error
+
+    plan, logits, targets = with_communicator(all_gather)
+    with pytest.raises(type(error)) as caught:
+        plan.forward(logits, targets)
+    assert caught.value is error
+    with pytest.raises(libxent.Error, match="made anew"):
+        plan.forward(logits, targets)
+
+
+@pytest.mark.parametrize("work", ["plan.forward(x, t)", "make()"])
+def test_exit_under_threads_that_gather(work):
+    """Python ends such threads where they take the interpreter again: in all_gather, inside the library."""
+    code = (
+        "import threading, time, numpy, libxent\n"
+        "x, t = numpy.zeros((4, 6), numpy.float32), numpy.zeros(4, int)\n"
+        "def make():\n"
+        "    comm = libxent.Communicator(0, 2, lambda *_: time.sleep(1e-3))\n"
+        "    return libxent.Plan(max_rows=4, vocab=6, class_offsets=[0, 6, 12], comm=comm)\n"
+        "plan = make()\n"
+        "def run():\n"
+        f"    while True: {work}\n"
+        "for _ in range(3): threading.Thread(target=run, daemon=True).start()\n"
+        "time.sleep(0.1)\n"
+    )
+    for _ in range(3):
+        got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert (got.returncode, got.stderr) == (0, "")

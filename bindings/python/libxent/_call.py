@@ -38,13 +38,17 @@ _SCALAR, _ROWS, _PAIRS, _TRIPLE, _MATRIX = range(5)
 
 
 class Handle:
-    """Owns an xent_plan. A call holds it, so that close() on one thread cannot free it under another."""
+    """Owns an xent_plan. A call holds it, so that close() on one thread cannot free it under another.
 
-    __slots__ = ("context", "pointer")
+    comm  what its communicator calls back
+    """
 
-    def __init__(self, pointer: ctypes.c_void_p, context: Context) -> None:
+    __slots__ = ("comm", "context", "pointer")
+
+    def __init__(self, pointer: ctypes.c_void_p, context: Context, comm: Any) -> None:
         self.pointer = pointer
         self.context = context
+        self.comm = comm
 
     def __reduce__(self) -> Any:
         raise TypeError("libxent: a Plan cannot be pickled")

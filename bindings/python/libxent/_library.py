@@ -9,6 +9,7 @@ import ctypes
 import operator
 import os
 import pathlib
+import re
 import threading
 from typing import Any
 
@@ -98,13 +99,37 @@ class _ErrorSlot(threading.local):
 error_slot = _ErrorSlot()
 
 
+class _Raised(threading.local):
+    """What a callback raised on this thread, until the call that it failed has returned."""
+
+    error: BaseException | None = None
+
+
+raised = _Raised()
+
+
+def _in_python(message: str) -> str:
+    """Options by their names here: reduction="sum" for XENT_REDUCTION_SUM, entropy=True for XENT_PLAN_ENTROPY."""
+    message = message.replace("XENT_REDUCTION_SUM or _MEAN", 'reduction="sum" or "mean"')
+    message = re.sub(r"XENT_REDUCTION_([A-Z]+)", lambda found: f'reduction="{found[1].lower()}"', message)
+    return re.sub(r"XENT_PLAN_([A-Z_]+)", lambda found: f"{found[1].lower()}=True", message)
+
+
 def check(status: int, slot: Any = error_slot) -> None:
     """Raises where `status` is not XENT_OK; `slot` was passed to the call on this thread."""
     if status == _abi.XENT_OK:
         return
-    message = slot.struct.message.decode("utf-8", "replace")
+    message = _in_python(slot.struct.message.decode("utf-8", "replace"))
     kind = InvalidArgument if status in _INVALID else Error
-    raise kind.of(message, lib.xent_status_name(status).decode(), slot.struct.native_code)
+    cause = None
+    if status == _abi.XENT_COMM_ERROR:
+        cause, raised.error = raised.error, None
+    try:
+        if cause is not None and not isinstance(cause, Exception):
+            raise cause  # KeyboardInterrupt and SystemExit are nobody's failure
+        raise kind.of(message, lib.xent_status_name(status).decode(), slot.struct.native_code) from cause
+    finally:
+        del cause  # else its traceback held this frame, and the frame it
 
 
 def integer(name: str, value: Any, bits: int = 64) -> int:

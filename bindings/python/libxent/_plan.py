@@ -148,7 +148,7 @@ class Plan:
         pointer = ctypes.c_void_p()
         check(lib.xent_plan_create(context._handle, ctypes.byref(desc), ctypes.byref(pointer), error_slot.reference))
         del offsets  # copied
-        self._handle = Handle(pointer, context)
+        self._handle = Handle(pointer, context, comm)
         info = _abi.PlanInfo(struct_size=ctypes.sizeof(_abi.PlanInfo))
         check(lib.xent_plan_get_info(pointer, ctypes.byref(info), error_slot.reference))
         self._info = PlanInfo(

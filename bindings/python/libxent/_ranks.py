@@ -4,43 +4,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import operator
 from typing import TYPE_CHECKING, Any, Callable
 
 from . import _abi
 from ._call import Call, Result
 from ._dlpack import DType
-from ._library import Context, InvalidArgument, check, default_context, error_slot, integer, lib
+from ._library import Context, InvalidArgument, check, default_context, error_slot, integer, lib, raised
 
 if TYPE_CHECKING:
     from ._plan import Plan
 
 _ALL_GATHER = dict(_abi.CommDesc._fields_)["all_gather"]
-_RELEASE = dict(_abi.CommDesc._fields_)["release"]
 _TENSOR = ctypes.POINTER(_abi.DLTensor)
 _PARTIAL = len(Result._fields)  # of a call's results
-
-# user -> (all_gather, callback) of the communicators that live: the library tells when one is gone.
-_callbacks: dict[int, Any] = {}
-
-
-def _released(user: int) -> None:
-    _callbacks.pop(user, None)
-
-
-_on_release = _RELEASE(_released)
 
 
 def _guarded(all_gather: Callable[..., Any]) -> Any:
     def call(_user: int, send: int, recv: int, size: int, stream: int | None, err: Any) -> int:
         try:
             all_gather(send, recv, size, stream or 0)
-        except BaseException as error:  # nothing may leave a C callback
-            err.contents.message = f"{type(error).__name__}: {error}".encode(errors="replace")[:495]
+        except BaseException as error:  # nothing may leave a C callback: `check` raises it where the call returns
+            raised.error = error
+            text = type(error).__name__
+            with contextlib.suppress(BaseException):  # of its __str__
+                text += f": {error}"
+            err.contents.message = text.encode(errors="replace")[:495]
             return _abi.XENT_COMM_ERROR
         return _abi.XENT_OK
 
     return _ALL_GATHER(call)
+
+
+def _address(name: str, value: Any) -> int:
+    """An address of C: ctypes would take a string for one, and cut off what does not fit."""
+    try:
+        number = (value.value or 0) if isinstance(value, ctypes.c_void_p) else operator.index(value)
+    except TypeError:
+        raise InvalidArgument(f"{name}: expected an address as an integer, got {value!r}") from None
+    if not 0 < number < 1 << 64:
+        raise InvalidArgument(f"{name}: {number} is no address")
+    return number
 
 
 class Communicator:
@@ -49,7 +55,8 @@ class Communicator:
     rank, ranks  of the caller, and how many there are
     all_gather   all_gather(send, recv, size, stream): addresses of `size` bytes and of ranks * size bytes for those
                  of all ranks, in rank order. On CUDA ordered on `stream`; on the CPU done when it returns. What it
-                 raises becomes an Error of the call, and the communicator is spent.
+                 raises becomes the cause of an Error of the call, or leaves the call as it is where it is no Exception
+                 (KeyboardInterrupt); either way the communicator is spent.
     device       as in Plan: whose memory it gathers
     capturable   all_gather may be captured in a CUDA graph
 
@@ -70,29 +77,23 @@ class Communicator:
 
         self._handle: ctypes.c_void_p | None = None
         self._context = context or default_context()
-        callback = _guarded(all_gather)
-        user = ctypes.cast(callback, ctypes.c_void_p).value
+        if not callable(all_gather):
+            raise InvalidArgument(f"all_gather: expected a function, got {all_gather!r}")
+        # Plans hold this object, and so what C calls: a `release` callback would be Python on a thread that drops a
+        # plan, where the interpreter may have ended.
+        self._callback = _guarded(all_gather)
         desc = _abi.CommDesc(
             struct_size=ctypes.sizeof(_abi.CommDesc),
             device=_abi.DLDevice(*parse_device(device)),
             rank=integer("rank", rank, 32),
             ranks=integer("ranks", ranks, 32),
-            user=user,
-            all_gather=callback,
-            release=_on_release,
+            all_gather=self._callback,
             flags=_abi.XENT_COMM_GRAPH_CAPTURE if capturable else 0,
         )
         handle = ctypes.c_void_p()
-        _callbacks[user] = callback
-        try:
-            check(
-                lib.xent_comm_create(
-                    self._context._handle, ctypes.byref(desc), ctypes.byref(handle), error_slot.reference
-                )
-            )
-        except BaseException:
-            _callbacks.pop(user, None)
-            raise
+        check(
+            lib.xent_comm_create(self._context._handle, ctypes.byref(desc), ctypes.byref(handle), error_slot.reference)
+        )
         self._handle = handle
 
     @classmethod
@@ -104,12 +105,9 @@ class Communicator:
         """
         self = cls.__new__(cls)
         self._handle, self._context = None, context or default_context()
+        comm, loaded = _address("nccl_comm", nccl_comm), None if library is None else _address("library", library)
         handle = ctypes.c_void_p()
-        check(
-            lib.xent_comm_from_nccl(
-                self._context._handle, nccl_comm, library, ctypes.byref(handle), error_slot.reference
-            )
-        )
+        check(lib.xent_comm_from_nccl(self._context._handle, comm, loaded, ctypes.byref(handle), error_slot.reference))
         self._handle = handle
         return self
 
