@@ -55,8 +55,12 @@ __device__ __forceinline__ void add_batch(Partial &part, const uint4 (&v)[N], in
   const float m = part.m;
   const float scaled_m = m * c.sum_scale;
   float batch_d = 0.0f, batch_s = 0.0f, batch_e = 0.0f;
+  // The second half of a batch that a short row does not reach would add zeros.
+  const bool whole =
+      N < 8 || columns > static_cast<int64_t>(first - static_cast<int>(threadIdx.x & 31) + N / 2 * 32) * lanes;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
+    if (i == N / 2 && !whole) break;
     float d[lanes], s[lanes], e[lanes];
     int real = lanes;  // columns of the vector that exist
     if constexpr ((F & (kSum | kSoftcap)) != 0) {

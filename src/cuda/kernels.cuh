@@ -180,11 +180,19 @@ __device__ __forceinline__ void walk_rows(const Params &p, const Share &share, Q
         write_zeros<T>(p, row, share);
       }
     }
+    // Short rows, of one warp each: a lane keeps what its row came to, and the lanes write their rows at once.
+    const bool alone = !kGrad && share.warps == 1;
+    Partial finished;
     for (uint32_t left = __ballot_sync(0xffffffffu, target.kind != RowKind::ignored); left != 0; left &= left - 1) {
       const int i = __ffs(static_cast<int>(left)) - 1;
       const int64_t row = base + static_cast<int64_t>(i) * step;
       const bool keeps = kGrad && gradient_fits<T>(p, row);
       Partial part = sweep<T, F>(p, row, keeps ? share.freed : share.count, share, queue, v);
+      if (alone) {
+        part = from_first_lane<F>(part);
+        if (share.lane == i) finished = part;
+        continue;
+      }
       bool writes = true;
       if (share.warps > 1) writes = merge_block<F, kGrad>(part, share, turn, slots, cluster, p.math);
       if (kGrad) writes = turn % share.warps == share.warp;
@@ -201,6 +209,9 @@ __device__ __forceinline__ void walk_rows(const Params &p, const Share &share, Q
         const GradRow grad = grad_row(p.math, row_factor, __shfl_sync(0xffffffffu, target.target, i), stats);
         write_any_share<T, F>(p, row, grad, keeps, share, queue);
       }
+    }
+    if (alone && mine < p.rows && target.kind != RowKind::ignored) {
+      write_counted<F, !kGrad>(p, mine, target.kind, value, finished);
     }
   }
 }
