@@ -20,16 +20,28 @@ if TYPE_CHECKING:
 
 
 class Result(NamedTuple):
-    """Outputs of a call; None for what was not asked for. "acc" is float32, or float64 for float64 logits."""
+    """Outputs of a call; None for what was not asked for.
 
-    loss: Any = None  # [] for "sum" and "mean", [...] for "none"; acc
-    grad: Any = None  # [..., vocab], the gradient of the logits
-    stats: Any = None  # [rows, 2] acc: maximum and sum of exponentials of each row, for backward
-    divisor: Any = None  # [] acc: what was divided by, for backward
-    lse: Any = None  # [...] acc: log-sum-exp; 0 for ignored rows
-    entropy: Any = None  # [...] acc, in nats; 0 for ignored rows
-    predicted: Any = None  # [...] type of the targets: argmax; -1 for ignored rows and those without a softmax
-    row_counts: Any = None  # [3] type of the targets: rows counted, ignored, with a target out of range
+    [...] is the shape of the targets; "acc" is float32, or float64 for float64 logits.
+
+    loss        [] for "sum" and "mean", [...] for "none"; acc
+    grad        [..., vocab], the gradient of the logits, of their type unless given as another
+    stats       [rows, 2] acc: maximum and sum of exponentials of each row, for backward
+    divisor     [] acc: what was divided by, for backward
+    lse         [...] acc: log-sum-exp; 0 for ignored rows
+    entropy     [...] acc, in nats; 0 for ignored rows
+    predicted   [...] of the targets' type: argmax; -1 for ignored rows and those without a softmax
+    row_counts  [3] of the targets' type: rows counted, ignored, with a target out of range
+    """
+
+    loss: Any = None
+    grad: Any = None
+    stats: Any = None
+    divisor: Any = None
+    lse: Any = None
+    entropy: Any = None
+    predicted: Any = None
+    row_counts: Any = None
 
 
 _LOSS, _GRAD, _STATS, _DIVISOR, _LSE, _ENTROPY, _PREDICTED, _ROW_COUNTS = range(len(Result._fields))

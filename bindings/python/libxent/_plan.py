@@ -27,17 +27,28 @@ def reduction_of(value: Any) -> str:
 
 
 class PlanInfo(NamedTuple):
-    """What a plan needs and what runs it. Sizes are bytes, for max_rows rows."""
+    """What a plan needs and what runs it. Sizes are bytes, for max_rows rows.
+
+    backend                        the name of what runs it: "cpu", "cuda", or a plugin's
+    forward_workspace_bytes        scratch memory of a call; Plan provides it by itself
+    backward_workspace_bytes
+    loss_and_grad_workspace_bytes
+    saved_bytes                    kept between forward and backward, logits and targets apart
+    alignment                      of the workspace
+    graph_capture                  calls may be captured in a CUDA graph
+    one_pass                       loss_and_grad reads the logits from memory once
+    partial_width                  of a split vocabulary: numbers a row of a partial
+    """
 
     backend: str
     forward_workspace_bytes: int
     backward_workspace_bytes: int
     loss_and_grad_workspace_bytes: int
-    saved_bytes: int  # kept between forward and backward, logits and targets apart
-    alignment: int  # of the workspace
-    graph_capture: bool  # calls may be captured in a CUDA graph
-    one_pass: bool  # loss_and_grad reads the logits from memory once
-    partial_width: int = 0  # of a split vocabulary: numbers a row of a partial
+    saved_bytes: int
+    alignment: int
+    graph_capture: bool
+    one_pass: bool
+    partial_width: int = 0
 
 
 def parse_device(device: Any) -> tuple[int, int]:
@@ -165,6 +176,7 @@ class Plan:
 
     @property
     def info(self) -> PlanInfo:
+        """What the plan needs and what runs it."""
         return self._info
 
     def close(self) -> None:
