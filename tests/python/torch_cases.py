@@ -52,3 +52,24 @@ def assert_loss(got, expected, what="loss"):
 
 def assert_grad(got, expected, class_dim=-1, what="grad"):
     reference.assert_grad_close(to_numpy(got.movedim(class_dim, -1)), expected, what)
+
+
+def close(got, expected):
+    torch.testing.assert_close(got.double(), expected.double(), rtol=2e-5, atol=2e-6)
+
+
+def grad_of(function, x, t, **options):
+    """Gradient of `function(logits, targets)` by PyTorch in float64."""
+    double = x.detach().double().requires_grad_()
+    return torch.autograd.grad(function(double, t, **options), double)[0]
+
+
+UPSTREAMS = {
+    "vector": lambda u: u,
+    "strided": lambda u: torch.stack([u, u * 3], -1)[..., 0],
+    "expanded": lambda u: u[:1].expand_as(u),
+    "one value": lambda u: u[0, 0].expand_as(u),
+    "zero": torch.zeros_like,
+    "negative": lambda u: -u.abs(),
+    "float64": lambda u: u.double().float(),
+}
