@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", minversion="2.4")
 
 import libxent.torch as xt  # noqa: E402
-from libxent.torch import compat  # noqa: E402
+from libxent.torch import _plans, compat  # noqa: E402
 from torch_cases import assert_grad, assert_loss, logits, targets, want  # noqa: E402
 from torch_ranks import run  # noqa: E402
 
@@ -113,6 +113,36 @@ def _refused(rank, ranks, device, seed):
         xt.cross_entropy(x, t, class_offsets=[0, 8])
 
 
+def _widths(rank, ranks, device, seed):
+    """Ranks whose widths differ all raise, whatever each of them has seen before, and the group lives on."""
+    rng, device = start(rank, device, seed)
+    group = torch.distributed.group.WORLD
+    t = targets(rng, (6,), 5 * ranks, device=device)
+
+    def loss(columns, **options):
+        return xt.cross_entropy(torch.zeros(6, columns, device=device), t, process_group=group, **options)
+
+    for columns in (5, 6, 5):
+        torch.testing.assert_close(loss(columns).cpu(), torch.tensor(float(columns * ranks)).log())
+    if device == "cpu":  # on CUDA ranks that have seen their own width would not wait to raise
+        for mine in (5 + rank, 5 + rank % 2, 7 - rank):
+            with pytest.raises(libxent.InvalidArgument, match=r"process_group: its ranks hold \[\d"):
+                loss(mine)
+        with pytest.raises(libxent.InvalidArgument, match=rf"were given \[{5 * ranks - 1}, {5 * ranks}.*\] as classes"):
+            loss(5, classes=min(5 * ranks - 1 + rank, 5 * ranks))
+    else:
+        assert loss(5 + rank % 2).isnan()
+    torch.testing.assert_close(loss(5).cpu(), torch.tensor(5.0 * ranks).log())
+    # What ranks do whose host did not wait.
+    edges = tuple(5 * r for r in range(ranks + 1))
+    for differs in (False, True):
+        split = _plans.Split(edges, rank, group, torch.tensor(differs, device=device))
+        given = (torch.zeros(6, 5, device=device), t, None, None, None, _plans.Spec(), _plans.Wants(), split, True)
+        result = _plans.forward(*given)
+        same_on_every_rank(result.loss, ranks)
+        assert result.loss.isnan() == differs and result.stats.isnan().any() == differs
+
+
 def _compat(rank, ranks, device, seed):
     rng, device = start(rank, device, seed)
     group, vocab = torch.distributed.group.WORLD, 32 * ranks
@@ -161,6 +191,19 @@ def _dtensor(rank, ranks, device, seed):
             xt.cross_entropy(bad, labels)
     with pytest.raises(libxent.InvalidArgument, match="a DTensor says itself"):
         xt.cross_entropy(split, t, process_group=mesh.get_group(0))
+    # Shards that are not cut as the layout says, and of shapes that the ranks do not agree on.
+    try:
+        from torch.distributed.tensor import DTensor
+    except ImportError:
+        from torch.distributed._tensor import DTensor
+    shards = [vocab - 17 * (ranks - 1), *([17] * (ranks - 1))]
+    for explicit in (True, False):
+        local = x.detach().split(shards, -1)[rank].contiguous()
+        shape = {"shape": x.shape, "stride": x.stride()} if explicit else {}
+        uneven = DTensor.from_local(local, mesh, [Shard(2)], run_check=False, **shape)
+        with pytest.raises(libxent.InvalidArgument, match=rf"input: the ranks hold \[{shards[0]}, 17.*torch.chunk"):
+            xt.cross_entropy(uneven, t)
+    assert_loss(xt.cross_entropy(split, t, label_smoothing=0.1), expected)
 
 
 def _cuda_graph(rank, ranks, device, seed):
@@ -196,7 +239,7 @@ def _cuda_graph(rank, ranks, device, seed):
 
 def _conveniences(*arguments):
     """In one group, as processes are slow to start."""
-    for case in (_refused, _compat, _dtensor):
+    for case in (_refused, _widths, _compat, _dtensor):
         case(*arguments)
 
 

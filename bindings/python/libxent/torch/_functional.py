@@ -222,7 +222,7 @@ def cross_entropy(
             denominator, class_dim = _parallel.whole(denominator, "denominator"), -1
     logits = _layout(input, target, class_dim)
     if process_group is not None or class_offsets is not None:
-        split = _parallel.split_of(logits, process_group, class_offsets, classes)
+        split = _parallel.split_of(logits, process_group, class_offsets, classes, is_dtensor)
     if target.dtype not in _INDEX:
         if target.dtype not in _SMALL_INDEX:
             raise InvalidArgument(f"target: expected class indices of int64 or int32, got {target.dtype}")

@@ -52,6 +52,7 @@ class Split(NamedTuple):
     offsets: tuple[int, ...]
     rank: int
     group: Any
+    differs: Any = None  # a tensor [] of bool: the ranks do not hold what the offsets say; None: they do
 
 
 _plans: dict[tuple, Plan] = {}
@@ -107,7 +108,10 @@ def forward(
     plan = plan_for(logits, targets, spec, wants, split)
     function, source = plan.forward, logits
     if split is not None:
-        source = _gather(plan.forward_partial(logits, targets, mask=mask), split)
+        partial = plan.forward_partial(logits, targets, mask=mask)
+        if split.differs is not None:  # the host did not wait to raise
+            partial.masked_fill_(split.differs, float("nan"))
+        source = _gather(partial, split)
         function = plan.forward_combine
     return function(
         source,
@@ -123,13 +127,17 @@ def forward(
     )
 
 
+def all_gather(gathered: torch.Tensor, tensor: torch.Tensor, group: Any) -> None:
+    gather = getattr(torch.distributed, "all_gather_single", torch.distributed.all_gather_into_tensor)
+    gather(gathered, tensor, group=group)
+
+
 def _gather(partial: torch.Tensor, split: Split) -> torch.Tensor:
     """[rows, width] of every rank, in rank order: [ranks, rows, width]."""
     ranks, (rows, width) = len(split.offsets) - 1, partial.shape
     gathered = partial.new_empty(ranks * rows, width)
     if rows:
-        gather = getattr(torch.distributed, "all_gather_single", torch.distributed.all_gather_into_tensor)
-        gather(gathered, partial, group=split.group)
+        all_gather(gathered, partial, split.group)
     return gathered.view(ranks, rows, width)
 
 
