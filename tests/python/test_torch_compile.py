@@ -191,6 +191,36 @@ def test_overwrite_of_the_graph_s_input(rng, backend):
 
 
 @needs_tells
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_overwrite_of_logits_that_the_graph_returns(rng, backend):
+    w, t = logits(rng, (6, 33)), targets(rng, (6,), 33)
+    expected = want(w * 2, t)
+
+    def step(w, wrap):
+        y = w * 2
+        return xt.cross_entropy(y, t, overwrite_logits=True), wrap(y)
+
+    for wrap in (lambda y: y, lambda y: y[1:], lambda y: y.detach()):
+        torch._dynamo.reset()
+        w.grad = None
+        loss, y = torch.compile(step, fullgraph=True, backend=backend)(w, wrap)
+        loss.backward()
+        assert_loss(loss, expected)
+        assert_grad(w.grad / 2, expected)
+        assert y.equal(wrap(w * 2))  # the caller may look at them at any time
+    # Given and returned: the memory is the caller's, and he asked for it.
+    x = w.detach() * 2
+    x.requires_grad_()
+    given = x * 1
+    loss, y = torch.compile(
+        lambda y: (xt.cross_entropy(y, t, overwrite_logits=True), y), fullgraph=True, backend=backend
+    )(given)
+    loss.backward()
+    assert_grad(x.grad, expected)
+    assert_grad(given, expected)
+
+
+@needs_tells
 @pytest.mark.parametrize("columns", [33, 20])
 def test_overwrite_of_a_leaf(rng, columns):
     """PyTorch before 2.12 cannot trace a backward that writes to it: it then keeps its values."""

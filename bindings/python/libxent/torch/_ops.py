@@ -170,15 +170,23 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.options = tuple(options[:_N_SPEC])
 
 
-def _cannot_be_written(logits: torch.Tensor) -> bool:
-    """Before PyTorch 2.12 no graph can be traced whose backward writes to an input that is a leaf, or to a view of it:
+def _overwritten(logits: torch.Tensor) -> torch.Tensor | None:
+    """What backward writes to in overwrite mode; None: to new memory.
+
+    Logits that a graph computes it may return too, and then it cannot be cut into forward and backward if backward
+    writes to them. A copy is written to: that is elided where the compiler finds that nobody else needs their memory.
+
+    Before PyTorch 2.12 no graph can be traced whose backward writes to an input that is a leaf, or to a view of it:
     "a leaf Variable that requires grad is being used in an in-place operation".
     """
     base = logits if logits._base is None else logits._base
-    if _MAY_WRITE_TO_LEAVES or not isinstance(base, FunctionalTensor):
-        return False
-    traced = torch._from_functional_tensor(base.elem)
-    return traced.is_leaf and traced.requires_grad  # what a graph computes requires none at this level
+    if isinstance(base, FunctionalTensor):
+        traced = torch._from_functional_tensor(base.elem)
+        if not traced.requires_grad:  # as nothing does at this level that the graph computes
+            return logits.detach().clone()
+        if traced.is_leaf and not _MAY_WRITE_TO_LEAVES:
+            return None
+    return logits.detach()
 
 
 def _backward(ctx: Any, grad_loss: torch.Tensor | None, *_: Any) -> tuple:
@@ -187,11 +195,11 @@ def _backward(ctx: Any, grad_loss: torch.Tensor | None, *_: Any) -> tuple:
         return (None, *nothing)
     logits, targets, mask, row_weights, stats, divisor = ctx.saved_tensors
     rest = (targets, mask, row_weights, stats, divisor, *ctx.options)
-    if not ctx.options[-1] or _cannot_be_written(logits):
+    grad = _overwritten(logits) if ctx.options[-1] else None
+    if grad is None:
         return (cross_entropy_backward(grad_loss, logits, *rest), *nothing)
     if torch.is_grad_enabled():
         raise RuntimeError("libxent.torch.cross_entropy: create_graph is not supported with overwrite_logits here")
-    grad = logits.detach()
     cross_entropy_backward_over(grad_loss, grad, *rest)
     return (grad, *nothing)
 
