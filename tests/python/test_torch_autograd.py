@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", minversion="2.4")
 
 import libxent.torch as xt  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from libxent.torch import _plans  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch_cases import DEVICES, UPSTREAMS, assert_grad, close, grad_of, logits, targets, want  # noqa: E402
 
@@ -143,6 +144,45 @@ def test_overwrite_of_expanded_logits_is_refused(rng):
     close(x.grad, grad_of(lambda x, t: F.cross_entropy(x.expand(8, 21), t), x, t))
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_overwrite_of_overlapping_logits_is_refused_before_anything_is_done(rng, fused):
+    x, t = logits(rng, (28,)), targets(rng, (8,), 21)
+    before = x.detach().clone()
+    for wrong in (x.unfold(0, 21, 1), x.as_strided((2, 8, 21), (0, 1, 1))[0]):
+        with pytest.raises(libxent.InvalidArgument, match=r"overwrite_logits: .* strides \(1, 1\)"):
+            xt.cross_entropy(wrong, t, overwrite_logits=True, fused=fused)
+    assert x.equal(before)
+    xt.cross_entropy(x.unfold(0, 21, 1), t, fused=fused).backward()
+    close(x.grad, grad_of(lambda x, t: F.cross_entropy(x.unfold(0, 21, 1), t), x, t))
+
+
+@pytest.mark.parametrize("options", [{"overwrite_logits": True}, {"fused": True}], ids=str)
+def test_a_backward_that_fails_may_be_called_again(rng, monkeypatch, options):
+    x, t = logits(rng, (8, 21)), targets(rng, (8,), 21)
+    expected = grad_of(F.cross_entropy, x, t)
+    loss = xt.cross_entropy(x * 1, t, **options)
+
+    def fail(*_):
+        raise libxent.Error("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_plans, "scale_grad" if "fused" in options else "backward", fail)
+        with pytest.raises(libxent.Error, match="no memory"):
+            loss.backward(retain_graph=True)
+    loss.backward()
+    close(x.grad, expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"overwrite_logits": True}, {"fused": True}], ids=str)
+def test_upstream_without_values_in_memory(rng, options):
+    """Negated lazily, or zeros without memory."""
+    x, t = logits(rng, (8, 21)), targets(rng, (8,), 21)
+    for upstream in (torch._neg_view(torch.tensor(2.0)), torch._efficientzerotensor(())):
+        x.grad, y = None, x * 1
+        xt.cross_entropy(y, t, **options).backward(upstream)
+        close(x.grad, float(upstream) * grad_of(F.cross_entropy, x, t))
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_checkpoint(rng, reentrant, overwrite):
@@ -203,14 +243,6 @@ def test_double_backward_is_refused(rng, overwrite):
         (grad**2).sum().backward()
     with pytest.raises(RuntimeError, match="second derivatives are not supported"):
         torch.autograd.gradgradcheck(lambda x: xt.cross_entropy(x, t), logits(rng, (8, 21), torch.float64))
-
-
-def test_forward_mode_is_refused(rng):
-    x, t = logits(rng, (8, 21)).detach(), targets(rng, (8,), 21)
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
-        with pytest.raises(RuntimeError, match="forward"):
-            xt.cross_entropy(dual, t)
 
 
 OPTIONS = {

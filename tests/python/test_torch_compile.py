@@ -220,6 +220,17 @@ def test_overwrite_of_logits_that_the_graph_returns(rng, backend):
     assert_grad(given, expected)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_overwrite_of_logits_that_share_memory_is_refused(rng, dynamic):
+    x, t = logits(rng, (38,)), targets(rng, (6,), 33)
+    for share in (lambda x: x[:33].expand(6, 33), lambda x: x.unfold(0, 33, 1)):
+        step = torch.compile(
+            lambda x, f=share: xt.cross_entropy(f(x), t, overwrite_logits=True), dynamic=dynamic, backend="aot_eager"
+        )
+        with pytest.raises(libxent.InvalidArgument, match=r"overwrite_logits: .* may share memory"):
+            step(x)
+
+
 @needs_tells
 @pytest.mark.parametrize("columns", [33, 20])
 def test_overwrite_of_a_leaf(rng, columns):
@@ -277,6 +288,20 @@ def test_fused_is_refused(rng):
         step(x, t)
     with torch.no_grad():
         assert_loss(step(x, t), want(x, t))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("options", [{}, {"overwrite_logits": True}, {"fused": True}], ids=str)
+def test_jit_trace(rng, options):
+    x, t = logits(rng, (6, 33)), targets(rng, (6,), 33)
+    traced = torch.jit.trace(
+        lambda x, t: xt.cross_entropy(x * 1, t, label_smoothing=0.1, **options), (x, t), check_trace=False
+    )
+    x, t = logits(rng, (6, 33)), targets(rng, (6,), 33)
+    loss, expected = traced(x, t), want(x, t, label_smoothing=0.1)
+    loss.backward()
+    assert_loss(loss, expected)
+    assert_grad(x.grad, expected)
 
 
 def test_double_backward_of_the_operator_is_refused(rng):

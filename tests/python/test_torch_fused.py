@@ -74,6 +74,21 @@ def test_fused_upstream_of_rows(rng, device, name, dtype):
     assert x.grad.equal((once.float() * upstream[..., None]).to(dtype)) and once.any()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_fused_float16_under_a_loss_scale(rng, device, overwrite, reduction):
+    """Most of the gradient is too small for float16 before it is scaled."""
+    x, t = logits(rng, (64, 4099), torch.float16, device, scale=1.0), targets(rng, (64,), 4099, device=device)
+    scale = 2.0**15 if reduction == "mean" else 2.0**9
+    loss = xt.cross_entropy(x * 1, t, reduction=reduction, fused=True, overwrite_logits=overwrite)
+    upstream = torch.full_like(loss, scale)
+    loss.backward(upstream)
+    (unfused,) = torch.autograd.grad(xt.cross_entropy(x, t, reduction=reduction), x, upstream)
+    assert x.grad.equal(unfused) and x.grad[t >= 0].ne(0).all()
+    assert_grad(x.grad, want(x, t, reduction=reduction, grad_loss=upstream if reduction == "none" else scale))
+
+
 def test_scale_grad_is_a_change_in_place(rng):
     x, t = logits(rng, (8, 21)).detach(), targets(rng, (8,), 21)
     plan = libxent.Plan(max_rows=8, vocab=21)

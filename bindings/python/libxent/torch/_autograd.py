@@ -48,6 +48,34 @@ class _NotTwice(torch.autograd.Function):
         raise RuntimeError(DOUBLE_BACKWARD)
 
 
+def _in_memory(grad_loss: torch.Tensor) -> torch.Tensor:
+    """The upstream gradient with its values in memory: autograd may negate lazily, or send zeros without memory."""
+    if grad_loss._is_zerotensor():
+        return torch.zeros(grad_loss.shape, dtype=grad_loss.dtype, device=grad_loss.device)
+    return grad_loss.resolve_neg()
+
+
+def _is_batched(grad_loss: torch.Tensor) -> bool:
+    functorch = torch._C._functorch
+    return functorch.is_legacy_batchedtensor(grad_loss) or functorch.is_batchedtensor(grad_loss)
+
+
+def _batched_backward(ctx: Any, grad_loss: torch.Tensor) -> torch.Tensor:
+    """The gradients for several upstream gradients: PyTorch calls an operator once for each of them."""
+    from . import _ops
+
+    logits, targets, mask, row_weights, stats, divisor = ctx.saved_tensors
+    spec, _, split = ctx.options
+    if split is not None:
+        raise RuntimeError(
+            "libxent.torch.cross_entropy: with process_group a batch of upstream gradients (vmap, "
+            "is_grads_batched=True, vectorize=True) is not supported; run backward for each of them"
+        )
+    divisor = stats.new_empty(0) if divisor is None else divisor
+    spec = spec._replace(overwrite=False)
+    return _ops.cross_entropy_backward(grad_loss, logits, targets, mask, row_weights, stats, divisor, *spec)
+
+
 class CrossEntropy(torch.autograd.Function):
     """(loss, lse, entropy, predicted, row_counts); None for what was not asked for."""
 
@@ -87,12 +115,14 @@ class CrossEntropy(torch.autograd.Function):
                 "libxent.torch.cross_entropy: with overwrite_logits=True backward runs once, and the logits now hold "
                 "their gradient; leave it out to run backward again"
             )
+        if _is_batched(grad_loss):
+            return (_batched_backward(ctx, grad_loss), *nothing)
         logits, targets, mask, row_weights, stats, divisor = ctx.saved_tensors
         grad = logits.detach() if ctx.overwrite else torch.empty_like(logits, requires_grad=False)
-        source = grad if ctx.overwrite else logits
-        ctx.spent = ctx.overwrite
+        source, upstream = grad if ctx.overwrite else logits, _in_memory(grad_loss)
         with torch.no_grad():
-            _plans.backward(grad_loss, source, targets, mask, row_weights, stats, divisor, *ctx.options, grad)
+            _plans.backward(upstream, source, targets, mask, row_weights, stats, divisor, *ctx.options, grad)
+        ctx.spent = ctx.overwrite  # not before: a call that fails has written nothing
         if torch.is_grad_enabled():
             grad = _NotTwice.apply(grad, logits)
         return (grad, *nothing)
@@ -133,14 +163,26 @@ class FusedCrossEntropy(torch.autograd.Function):
                 "libxent.torch.cross_entropy: with fused=True backward runs once, and without create_graph, as it "
                 "gives away the gradient that forward made; leave it out to run backward again"
             )
+        if _is_batched(grad_loss):
+            raise RuntimeError(
+                "libxent.torch.cross_entropy: with fused=True backward runs once, and not for a batch of upstream "
+                "gradients (vmap, is_grads_batched=True, vectorize=True); leave it out"
+            )
         grad, targets, mask = ctx.saved_tensors
+        _plans.scale_grad(_in_memory(grad_loss), grad, targets, mask, *ctx.options)
         ctx.spent = True
-        _plans.scale_grad(grad_loss, grad, targets, mask, *ctx.options)
         return (grad, *nothing)
 
 
 def check_overwritable(logits: torch.Tensor) -> None:
-    if any(stride == 0 and extent > 1 for stride, extent in zip(logits.stride(), logits.shape)):
-        raise InvalidArgument(
-            "overwrite_logits: the logits are expanded, several of them share memory; pass a tensor of its own memory"
-        )
+    if logits.is_contiguous():
+        return
+    reach = 0  # of the dimensions with smaller strides, from their first element to their last
+    for stride, extent in sorted(zip(logits.stride(), logits.shape)):
+        if extent > 1:
+            if stride <= reach:
+                raise InvalidArgument(
+                    f"overwrite_logits: the logits have shape {tuple(logits.shape)} and strides {logits.stride()}, so "
+                    "that several of them may share memory (expanded, unfolded); pass a tensor of its own memory"
+                )
+            reach += stride * (extent - 1)

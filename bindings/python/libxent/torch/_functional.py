@@ -12,7 +12,13 @@ import torch
 from .._library import InvalidArgument, integer, real
 from .._plan import reduction_of
 from . import _ops, _parallel, _plans
-from ._autograd import TELLS_OF_HOOKS, CrossEntropy, FusedCrossEntropy, check_overwritable
+from ._autograd import (
+    TELLS_OF_HOOKS,
+    CrossEntropy,
+    FusedCrossEntropy,
+    check_overwritable,
+    saved_tensors_are_hooked,
+)
 from ._plans import Spec, Split, Wants
 
 _INDEX = (torch.int64, torch.int32)
@@ -38,6 +44,8 @@ def _layout(input: torch.Tensor, target: torch.Tensor, class_dim: int | None) ->
     dim = input.dim()
     if dim == 0:
         raise InvalidArgument("input: expected at least the dimension of the classes, got a tensor without dimensions")
+    if input.is_nested or target.is_nested:
+        raise InvalidArgument("input: nested tensors are not supported; pass input.values() and target.values()")
     if target.dtype.is_floating_point:
         raise InvalidArgument(
             f"target: expected class indices, got {target.dtype}; probabilities of the classes are not supported here, "
@@ -109,13 +117,30 @@ def _is_compiled(_: torch.Tensor) -> bool:
 
 
 def _is_traced(logits: torch.Tensor) -> bool:
-    """Whether an operator must stand in the trace: a compiler or a mode looks on, or there is no plain memory."""
+    """Whether an operator must be called: a compiler, a mode or a transform looks on, or there is no plain memory."""
     return (
         torch.compiler.is_compiling()
         or type(logits) not in _PLAIN
         or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._is_tracing()
         or logits.is_meta
+        or logits._is_zerotensor()
     )
+
+
+def _looked_on(spec: Spec) -> Spec:
+    """The options where a mode or a transform runs operators, outside of torch.compile."""
+    functorch = torch._C._functorch
+    kinds = {interpreter.key() for interpreter in functorch.get_interpreter_stack() or ()}
+    if kinds & {functorch.TransformType.Grad, functorch.TransformType.Jvp}:
+        raise InvalidArgument(
+            "libxent.torch.cross_entropy: torch.func.grad, vjp, jvp and what is made of them (jacrev, hessian, ...) "
+            "are not supported; use autograd (requires_grad_(), torch.autograd.grad)"
+        )
+    # The slices of vmap share memory, whose first change would spoil the rest.
+    keep = bool(kinds) or not TELLS_OF_HOOKS or saved_tensors_are_hooked()
+    return spec._replace(overwrite=False) if spec.overwrite and keep else spec
 
 
 def cross_entropy(
@@ -170,20 +195,29 @@ def cross_entropy(
       class_dim        dimension of the classes. Default: 1 where the target's shape allows it, as in PyTorch, else -1
       empty_mean_is_nan  "mean" over no rows is NaN, as in PyTorch; otherwise 0. Gradients are 0 either way
       overwrite_logits  backward writes the gradient over the logits instead of into new memory. It then runs once, and
-                       the logits' values are lost; whoever else needs them in backward gets PyTorch's error. Under
-                       hooks on saved tensors (checkpointing, offloading) new memory is used all the same; a graph of
-                       torch.compile with such hooks around it is refused instead. Before PyTorch 2.12 torch.compile
-                       uses new memory for an input of the graph that is a leaf, such as a parameter
+                       the logits' values are lost; whoever else needs them in backward gets PyTorch's error. Logits
+                       that share memory with each other (expanded, unfolded) are refused. Under hooks on saved tensors
+                       (checkpointing, offloading) and under vmap new memory is used all the same; a graph of
+                       torch.compile with such hooks around it is refused instead. Logits that such a graph computes
+                       keep their values where it returns them; their memory is written to where nothing else needs it.
+                       Before PyTorch 2.12 torch.compile uses new memory for an input of the graph that is a leaf, such
+                       as a parameter
       fused            forward writes the gradient in the same pass as the loss, and backward gives it away: once.
                        An upstream gradient other than 1 then scales it in place, which rounds it a second time, unless
                        by a power of two: give the factors of the loss as `denominator` or `row_weights` instead. With
-                       overwrite_logits the logits' values are lost in forward
+                       overwrite_logits the logits' values are lost in forward. Of float16 logits, whose gradients a
+                       loss scaler lifts out of what float16 rounds to 0, backward makes the gradient, as without
+                       `fused`; so it does for tensors without memory, their subclasses, and under a TorchDispatchMode,
+                       vmap, functionalize and torch.jit.trace. Under torch.compile it is refused
       process_group    a group of torch.distributed over whose ranks the vocabulary is split (tensor parallelism): each
                        rank gives its columns of the same rows, in rank order, and gets their gradient; targets are
                        global, and all else is the same on every rank, like the loss, which has the same bits on all.
                        One all-gather of 12 to 24 bytes a row in forward, none in backward
       class_offsets    with process_group: rank r holds the classes from class_offsets[r] to class_offsets[r + 1] in its
-                       first columns. Default: all ranks hold equally many columns, those beyond `classes` are padding
+                       first columns. Default: all ranks hold equally many columns, those beyond `classes` are padding;
+                       every call then gathers 16 bytes of each rank besides, to check it, and raises on all of them.
+                       On CUDA the host waits for that once for each layout; if a later call breaks with it, ranks to
+                       which theirs is not new get a NaN loss instead
       return_lse, return_entropy, return_predicted, return_row_counts
                        return a CrossEntropyOutput with these beside the loss; they carry no gradient
 
@@ -195,10 +229,15 @@ def cross_entropy(
     captured in a CUDA graph once the same call has run outside.
 
     A DTensor as input may be replicated, or sharded along its last dimension, which are then the classes, over one
-    dimension of its mesh; the loss is a plain tensor, the same on every rank of it.
+    dimension of its mesh, as torch.chunk cuts, which is checked as without class_offsets; the loss is a plain tensor,
+    the same on every rank of it.
 
     Under DDP and FSDP, which average the gradients of their ranks, the mean over the tokens of all ranks is
     reduction="sum" with denominator=tokens_of_all_ranks / ranks, a tensor on the device.
+
+    Under vmap, and for a batch of upstream gradients (is_grads_batched=True, vectorize=True), the slices are computed
+    one after the other. Not supported: torch.func.grad, vjp, jvp and what is made of them, forward-mode AD, nested
+    tensors; with process_group or fused=True also a batch of upstream gradients.
 
     Differences from PyTorch: a target that is out of range gives a NaN loss and gradient 0, and is counted in
     row_counts[2], where PyTorch stops the program; probabilities as targets, and class weights with label_smoothing,
@@ -221,6 +260,8 @@ def cross_entropy(
             weight, row_weights = _parallel.whole(weight, "weight"), _parallel.whole(row_weights, "row_weights")
             denominator, class_dim = _parallel.whole(denominator, "denominator"), -1
     logits = _layout(input, target, class_dim)
+    if classes is not None and type(classes) is not int:
+        classes = integer("classes", classes)
     if process_group is not None or class_offsets is not None:
         split = _parallel.split_of(logits, process_group, class_offsets, classes, is_dtensor)
     if target.dtype not in _INDEX:
@@ -228,8 +269,6 @@ def cross_entropy(
             raise InvalidArgument(f"target: expected class indices of int64 or int32, got {target.dtype}")
         target = target.long()
     records = torch.is_grad_enabled()
-    if classes is not None and type(classes) is not int:
-        classes = integer("classes", classes)
     spec = Spec(
         ignore_index if ignore_index is None or type(ignore_index) is int else integer("ignore_index", ignore_index),
         reduction if type(reduction) is str else reduction_of(reduction),
@@ -255,21 +294,27 @@ def cross_entropy(
             of_class = row_weights * of_class
         row_weights = of_class
 
+    if spec.overwrite:
+        check_overwritable(logits)
     if split is not None and (type(logits) not in _PLAIN or logits.is_meta):
         raise InvalidArgument(f"process_group: expected logits with memory of their own, got {type(logits).__name__}")
     if split is None and _is_traced(logits):
-        if fused and records and logits.requires_grad:
-            raise InvalidArgument("fused: not supported under torch.compile and other tracing; leave it out")
-        if spec.overwrite and not TELLS_OF_HOOKS:
+        if not _is_compiled(logits):
+            spec = _looked_on(spec)
+        elif fused and records and logits.requires_grad:
+            raise InvalidArgument("fused: not supported under torch.compile; leave it out")
+        elif spec.overwrite and not TELLS_OF_HOOKS:
             raise InvalidArgument("overwrite_logits: under torch.compile this needs a newer PyTorch; leave it out")
         outputs = _ops.traced_cross_entropy(
             logits, target, mask, row_weights, _number(denominator, logits), spec, wants
         )
     elif records and (logits.requires_grad or torch.autograd.forward_ad._current_level >= 0):
-        if overwrite_logits:
-            check_overwritable(logits)
         arguments = (logits, target, mask, row_weights, denominator, spec, wants)
-        outputs = FusedCrossEntropy.apply(*arguments) if fused else CrossEntropy.apply(*arguments, split)
+        # A factor of the loss, as of a loss scaler, could not restore what float16 has rounded to 0 before.
+        if fused and logits.dtype != torch.float16:
+            outputs = FusedCrossEntropy.apply(*arguments)
+        else:
+            outputs = CrossEntropy.apply(*arguments, split)
     else:
         result = _plans.forward(logits, target, mask, row_weights, denominator, spec, wants, split, False)
         outputs = (result.loss, result.lse, result.entropy, result.predicted, result.row_counts)
