@@ -29,7 +29,8 @@ void read_plan(Bytes &in, Case *c) {
   desc.struct_size = sizeof desc;
   desc.logits_dtype = in.pick(logits);
   desc.target_dtype = in.pick(targets);
-  c->operation = static_cast<Operation>(in.byte() % 3);
+  const uint8_t operation = in.byte();
+  c->operation = operation >= 200 ? kScale : static_cast<Operation>(operation % 3);
   const uint8_t columns = in.byte();
   desc.vocab = columns < 200 ? 1 + columns % 80 : 1 + in.take<uint16_t>() % 600;
   const uint8_t shape = in.byte();
@@ -66,7 +67,8 @@ Presence describe(const Case &c, Slot slot, Tensor *tensor) {
   const xent_plan_desc &desc = c.desc;
   const bool none = desc.reduction == XENT_REDUCTION_NONE;
   const bool mean = desc.reduction == XENT_REDUCTION_MEAN;
-  const bool forward = c.operation != kBackward;
+  const bool scale = c.operation == kScale;
+  const bool forward = c.operation == kForward || c.operation == kBoth;
   const bool backward = c.operation != kForward;
   const DLDataType acc = desc.logits_dtype.bits == 64 ? kF64 : kF32;
   const auto is = [&](DLDataType dtype, const std::vector<int64_t> &shape, bool written, Presence presence) {
@@ -80,7 +82,8 @@ Presence describe(const Case &c, Slot slot, Tensor *tensor) {
   matrix.push_back(desc.vocab);
   const bool of_forward = slot == kDenominator || slot == kLoss || (slot >= kLse && slot <= kRowCounts);
   const bool of_backward = slot == kGradLoss || slot == kGradLogits;
-  if ((of_forward && !forward) || (of_backward && !backward)) return kNoField;
+  const bool of_scale = slot == kTargets || slot == kMask || of_backward;
+  if ((of_forward && !forward) || (of_backward && !backward) || (scale && !of_scale)) return kNoField;
   switch (slot) {
     case kLogits:
       return is(desc.logits_dtype, matrix, false, kMust);
@@ -108,7 +111,7 @@ Presence describe(const Case &c, Slot slot, Tensor *tensor) {
     case kRowCounts:
       return is(kI64, {3}, true, kMay);
     case kGradLoss:
-      return is(kF32, none ? c.leading : std::vector<int64_t>{}, false, kMay);
+      return is(kF32, none ? c.leading : std::vector<int64_t>{}, false, scale ? kMust : kMay);
     case kGradLogits:
       return is(desc.logits_dtype, matrix, true, kMust);
     default:

@@ -8,7 +8,7 @@
 
 namespace fuzz {
 
-enum Operation { kForward, kBackward, kBoth };
+enum Operation { kForward, kBackward, kBoth, kScale };
 
 struct Case {
   xent_plan_desc desc{};

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: the libxent authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Fuzz target: the tensors of forward, backward and loss_and_grad. The same call goes to a backend that only records
-// what the core made of it, which is compared with the tensors element by element, and, where the tensors have memory,
-// to the CPU backend, which may touch what they describe and nothing else.
+// Fuzz target: the tensors of forward, backward, loss_and_grad and scale_grad. The same call goes to a backend that
+// only records what the core made of it, which is compared with the tensors element by element, and, where the tensors
+// have memory, to the CPU backend, which may touch what they describe and nothing else.
 #include <dlfcn.h>
 
 #include <string>
@@ -18,6 +18,7 @@ using fuzz::Bytes;
 using fuzz::Case;
 using fuzz::kBackward;
 using fuzz::kForward;
+using fuzz::kScale;
 using fuzz::Operation;
 using fuzz::Slot;
 using fuzz::Tensor;
@@ -66,6 +67,7 @@ struct Call {
   xent_forward_args forward{};
   xent_backward_args backward{};
   xent_loss_and_grad_args both{};
+  xent_scale_grad_args scale{};
   Operation operation;
 
   Call(const Case &c, const Buffers &buffers) : operation(c.operation) {
@@ -74,12 +76,13 @@ struct Call {
     forward.struct_size = sizeof forward;
     backward.struct_size = sizeof backward;
     both.struct_size = sizeof both;
-    forward.stream = backward.stream = c.stream;
+    scale.struct_size = sizeof scale;
+    forward.stream = backward.stream = scale.stream = c.stream;
     forward.workspace = backward.workspace = workspace;
     forward.workspace_bytes = backward.workspace_bytes = workspace == nullptr ? 0 : c.workspace_bytes;
     forward.logits = backward.logits = at(fuzz::kLogits);
-    forward.targets = backward.targets = at(fuzz::kTargets);
-    forward.mask = backward.mask = at(fuzz::kMask);
+    forward.targets = backward.targets = scale.targets = at(fuzz::kTargets);
+    forward.mask = backward.mask = scale.mask = at(fuzz::kMask);
     forward.row_weights = backward.row_weights = at(fuzz::kRowWeights);
     forward.denominator = at(fuzz::kDenominator);
     forward.loss = at(fuzz::kLoss);
@@ -89,8 +92,8 @@ struct Call {
     forward.entropy = at(fuzz::kEntropy);
     forward.predicted = at(fuzz::kPredicted);
     forward.row_counts = at(fuzz::kRowCounts);
-    backward.grad_loss = both.grad_loss = at(fuzz::kGradLoss);
-    backward.grad_logits = both.grad_logits = at(fuzz::kGradLogits);
+    backward.grad_loss = both.grad_loss = scale.grad_loss = at(fuzz::kGradLoss);
+    backward.grad_logits = both.grad_logits = scale.grad_logits = at(fuzz::kGradLogits);
     both.forward = &forward;
   }
   xent_status run(const xent_plan *plan, xent_error *err) const {
@@ -98,6 +101,7 @@ struct Call {
     err->struct_size = sizeof *err;
     return operation == kForward    ? xent_forward(plan, &forward, err)
            : operation == kBackward ? xent_backward(plan, &backward, err)
+           : operation == kScale    ? xent_scale_grad(plan, &scale, err)
                                     : xent_loss_and_grad(plan, &both, err);
   }
 };
@@ -213,7 +217,7 @@ void compute(Bytes &in, const Case &c, Buffers &buffers, const Call &call, const
   const bool over = is_overwrite(c, fuzz::kLogits, fuzz::kGradLogits);
   for (int i = 0; i < fuzz::kSlots; ++i) {
     const Tensor &tensor = c.tensors[static_cast<size_t>(i)];
-    if (!tensor.written || (over && i == fuzz::kGradLogits)) continue;
+    if (!tensor.written || ((over || c.operation == kScale) && i == fuzz::kGradLogits)) continue;
     buffers.for_elements(static_cast<Slot>(i), [&](int64_t, unsigned char *at) {
       for (int64_t b = 0; b < tensor.element(); ++b) at[b] = static_cast<unsigned char>(~at[b]);
     });
@@ -238,6 +242,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   xent_plan_get_info(cpu.plan, &info, nullptr);
   c.workspace_bytes = c.operation == kForward    ? info.forward_workspace_bytes
                       : c.operation == kBackward ? info.backward_workspace_bytes
+                      : c.operation == kScale    ? 0
                                                  : info.loss_and_grad_workspace_bytes;
   *world.recorded = FakeState{};
   world.recorded->workspace_bytes = c.workspace_bytes;

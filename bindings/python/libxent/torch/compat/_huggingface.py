@@ -69,7 +69,8 @@ def patch_causal_lm(model: Any, **options: Any) -> Any:
 
     options  of libxent.torch.cross_entropy: z_loss, softcap, overwrite_logits, fused, ...
 
-    With overwrite_logits=True the logits that the model returns hold their gradient after backward.
+    With overwrite_logits=True the logits that the model returns hold their gradient after backward; under
+    torch.compile, where the graph returns them, they keep their values and the gradient takes memory of its own.
     """
     unknown = options.keys() - _OPTIONS
     if unknown:
