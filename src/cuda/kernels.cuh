@@ -216,8 +216,9 @@ __device__ __forceinline__ void walk_rows(const Params &p, const Share &share, Q
   }
 }
 
-// Of an SM. Forward: 128 registers, nothing is spilled (640 threads: 3 to 6 % slower). With the gradient: 96; a
-// spill is dear where shared memory has taken L1.
+// Of an SM. Forward: 128 registers, so that nothing is spilled (with 640 threads, 4 to 7 % slower where the rows are a
+// multiple of those in flight). With the gradient 96: a spill is dear where shared memory has taken L1, but fewer warps
+// are dearer.
 inline constexpr int kForwardThreads = 512;
 inline constexpr int kBothThreads = 640;
 
