@@ -204,9 +204,9 @@ __device__ __forceinline__ void walk_rows(const Params &p, const Share &share, Q
       }
       if constexpr (kGrad) {
         const RowStats stats = stats_of(__shfl_sync(0xffffffffu, part.m, 0), __shfl_sync(0xffffffffu, part.d, 0));
-        const RowFactor row_factor = {__shfl_sync(0xffffffffu, static_cast<int>(factor.zero), i) != 0,
-                                      __shfl_sync(0xffffffffu, factor.value, i)};
-        const GradRow grad = grad_row(p.math, row_factor, __shfl_sync(0xffffffffu, target.target, i), stats);
+        const RowFactor factor_of_row = {__shfl_sync(0xffffffffu, static_cast<int>(factor.zero), i) != 0,
+                                         __shfl_sync(0xffffffffu, factor.value, i)};
+        const GradRow grad = grad_row(p.math, factor_of_row, __shfl_sync(0xffffffffu, target.target, i), stats);
         write_any_share<T, F>(p, row, grad, keeps, share, queue);
       }
     }
@@ -261,9 +261,8 @@ inline constexpr int kSplitWarps = 4;
 inline constexpr int kCombineWarps = 8;
 
 // Of every warp's share of a row, the most segments.
-template <int N>
-__host__ __device__ inline int segments_of(const Geometry &g) {
-  return (g.batches + g.warps * kSerial<N> - 1) / (g.warps * kSerial<N>);
+__host__ __device__ inline int segments_of(const Geometry &g, int serial) {
+  return (g.batches + g.warps * serial - 1) / (g.warps * serial);
 }
 
 // N: the batch of the kernel whose bits it gives.
@@ -273,7 +272,7 @@ __global__ void __launch_bounds__(kSplitWarps * 32) split_kernel(const __grid_co
   start_in_chain();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int64_t piece = static_cast<int64_t>(blockIdx.x) * kSplitWarps + warp;
-  const int pieces = p.geometry.warps * segments_of<N>(p.geometry);
+  const int pieces = p.geometry.warps * segments_of(p.geometry, kSerial<N>);
   const int64_t row = piece / pieces;
   if (row >= p.rows) return;
   // Piece s * warps + w of a row is segment s of warp w's share.
@@ -287,7 +286,8 @@ __global__ void __launch_bounds__(kSplitWarps * 32) split_kernel(const __grid_co
   const uint32_t shift = shift_of(p, p.logits.row<T>(row));
   const int freed = max(0, share.count - kStages);
   const Partial part = add_segment<T, F>(p, shift, 0, share.count, freed, share, queue, v);
-  store_partial<F>(p.partials + piece * (32 * kPartialWords<F>)+share.lane, 32, part);
+  constexpr int words = 32 * kPartialWords<F>;  // of the lanes' partials
+  store_partial<F>(p.partials + piece * words + share.lane, 32, part);
 }
 
 template <typename T, unsigned F, int N>
@@ -300,16 +300,17 @@ __global__ void __launch_bounds__(kCombineWarps * 32) combine_kernel(const __gri
     if (threadIdx.x == 0) write_ignored(p, row);
     return;
   }
+  constexpr int words = 32 * kPartialWords<F>;  // of the lanes' partials
   const int warps = p.geometry.warps;
-  const int64_t pieces = int64_t{warps} * segments_of<N>(p.geometry);
+  const int64_t pieces = int64_t{warps} * segments_of(p.geometry, kSerial<N>);
   Partial total;
   for (int warp = static_cast<int>(threadIdx.x) / 32; warp < warps; warp += kCombineWarps) {
     const Share share(p, warp);
-    const float *partials = p.partials + (row * pieces + warp) * (32 * kPartialWords<F>)+share.lane;
+    const float *partials = p.partials + (row * pieces + warp) * words + share.lane;
     total = Partial();
     for (int done = 0; done < share.count; done += kSerial<N>) {
       total = add_up<F>(total, load_partial<F>(partials, 32), p.math);
-      partials += warps * (32 * kPartialWords<F>);
+      partials += warps * words;
     }
     total = merge_lanes<F>(total, 32, p.math);
     if (share.lane == 0) store_partial<F>(shared + warp * kPartialWords<F>, 1, total);

@@ -155,8 +155,9 @@ __device__ __forceinline__ float read_denominator(const Params &p) {
   return static_cast<float>(read_int(p.denominator, 0));
 }
 
-// First thing in every kernel: the launch behind it may be brought up already, and where it is itself launched ahead of
-// time it waits for all that was before.
+// First thing in a kernel: the launch behind it may be brought up already, and where it is itself launched ahead of
+// time it waits for all that was before. A kernel without it is never launched ahead, and the one behind waits for its
+// end.
 __device__ __forceinline__ void start_in_chain() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

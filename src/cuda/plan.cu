@@ -21,6 +21,8 @@ constexpr int64_t kSplitBytes = 1024 * 1024;
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
+Geometry geometry_of(const RowShape &shape) { return {shape.warps, shape.batches, shape.keep, shape.cluster}; }
+
 struct FeatureSet {
   unsigned features;
   int words;
@@ -159,7 +161,7 @@ xent_status Plan::prepare(Sweep &sweep, const SweepKernels &kernels, int batch, 
   sweep.rows = kernels.rows[feature_set_];
   sweep.split = kernels.split[feature_set_];
   sweep.combine = kernels.combine[feature_set_];
-  sweep.pieces = shape.warps * static_cast<int>(ceil_div(shape.batches, shape.warps * (32 / batch)));
+  sweep.pieces = shape.warps * segments_of(geometry_of(shape), serial_of(batch));
   const int block_warps = shape.warps / shape.cluster;
   sweep.shared = static_cast<size_t>(block_warps * ring + slot_bytes(shape.warps, partial_words_));
   sweep.split_shared = static_cast<size_t>(kSplitWarps * kStages * (batch * 32 + 1) * 16);
@@ -204,7 +206,7 @@ Params Plan::params(const xent_problem &problem, const Sweep &sweep) const {
   const Workspace &space = sweep.space;
   Params p = {};
   p.math = constants_of(options_);
-  p.geometry = {sweep.shape.warps, sweep.shape.batches, sweep.shape.keep, sweep.shape.cluster};
+  p.geometry = geometry_of(sweep.shape);
   p.rows = problem.rows;
   p.classes = options_.columns;
   p.vocab = options_.vocab;

@@ -31,8 +31,9 @@ inline constexpr int kBatch = 4;         // in stages, and of the backward kerne
 inline constexpr int kStages = 5;
 
 // Batches of N vectors that one accumulator adds up: a segment. Few rows are cut into their segments.
+__host__ __device__ constexpr int serial_of(int batch) { return 32 / batch; }
 template <int N>
-inline constexpr int kSerial = 32 / N;
+inline constexpr int kSerial = serial_of(N);
 
 // Of one warp: a stage holds the chunks of a batch and one more.
 template <int N>
