@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: the libxent authors
 // SPDX-License-Identifier: Apache-2.0
 
-// One row's scalars: what kind of row it is, its weight, its target's logit, and the row outputs.
+// One row's scalars: what kind of row it is, its weight, a logit, its statistics, and the row outputs.
 #pragma once
 
 #include <xent/xent_plugin.h>
@@ -37,6 +37,20 @@ struct Row {
   int64_t target;  // a class
 };
 Row read_target(const xent_problem &problem, int64_t row);
+inline double read_logit(const xent_problem &problem, int64_t row, int64_t column) {
+  const xent_view &logits = problem.logits;
+  return read_number(logits, row_offset(logits, row) + column * logits.col_stride);
+}
+
+// What forward leaves for backward: the maximum, and the sum of exponentials as a number of acc, NaN instead of 0.
+struct Stats {
+  double max, sum;
+};
+inline Stats read_stats(const xent_problem &problem, int64_t row) {
+  const xent_view &stats = problem.stats;
+  const int64_t at = row_offset(stats, row);
+  return {read_number(stats, at), read_number(stats, at + stats.col_stride)};
+}
 
 // Sum of value(i) for 0 <= i < count in a fixed order: runs of 64, then pairwise.
 template <class Value>
