@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 from . import _abi, _frame
 from ._dlpack import CPU, CUDA, DTYPES, NAMES, DType, Tensor, dtype_name
 from ._frame import SCRATCH, Frame
-from ._frameworks import Device, Framework, by_type, framework_of
+from ._framework import Device, Framework
+from ._frameworks import by_type, framework_of
 from ._library import Context, Error, InvalidArgument, check, integer, lib, real
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import Any
 
 from ._call import Result
 from ._dlpack import CUDA, CUDA_MANAGED, NAMES
-from ._frameworks import TORCH, dtype_of, framework_of
+from ._framework import dtype_of
+from ._frameworks import TORCH, framework_of
 from ._library import InvalidArgument, integer, real
 from ._plan import Plan, reduction_of
 
