@@ -5,8 +5,9 @@
 
     tools/bench_ranks.py [--ranks N] [--rows N] [--classes N] [--dtype bfloat16|float16|float32]
 
-Prints microseconds on the device (median over steps, the slowest rank's) of this rank's part, of the all-gather alone,
-of a split forward and of its backward, and on the host of a call of forward and of ncclAllGather alone.
+Prints microseconds, the slowest rank's: on the device (median over steps) of this rank's part, of the all-gather alone,
+of a split forward and of its backward; on the host of a call of forward and of ncclAllGather alone; and of whole steps
+through libxent.torch with a process group, one after the other as in training, host included.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests" / "python"))
 
 import libxent
+import libxent.torch
 import nccl_ranks
 import torch
 import torch_ranks
@@ -57,6 +59,47 @@ def host_us(call):
             times.append(elapsed * 1e6)
     torch.cuda.synchronize()
     return statistics.median(times)
+
+
+def steps_us(call):
+    """Mean over steps that follow each other without a wait."""
+    for _ in range(5):
+        call()
+    torch.cuda.synchronize()
+    torch.distributed.barrier()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(STEPS):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) * 1e3 / STEPS
+
+
+def through_torch(logits, targets, offsets):
+    """Forward alone and with backward, through autograd, over an NCCL process group."""
+    group = torch.distributed.new_group(backend="nccl")
+    figures = {}
+    for name, options in (
+        ("", {"class_offsets": offsets}),
+        (", over the logits", {"class_offsets": offsets, "overwrite_logits": True}),
+        (", equal shards unsaid", {}),
+    ):
+        leaf = logits.detach().requires_grad_()
+
+        def forward():
+            return libxent.torch.cross_entropy(leaf.view_as(leaf), targets, process_group=group, **options)
+
+        def both():
+            leaf.grad = None
+            forward().backward()
+
+        if not options and len({stop - start for start, stop in zip(offsets, offsets[1:])}) != 1:
+            continue
+        if "overwrite_logits" not in options:
+            figures[f"torch: forward{name}"] = steps_us(forward)
+        figures[f"torch: both{name}"] = steps_us(both)
+    return figures
 
 
 def _rank(rank, ranks, rows, classes, dtype):
@@ -99,6 +142,7 @@ def _rank(rank, ranks, rows, classes, dtype):
         "host: partial, from Python": host_us(lambda: alone.forward_partial(logits, targets)),
         "host: ncclAllGather, from Python": host_us(gather),
     }
+    figures |= through_torch(logits, targets, offsets)
     mine = torch.tensor(list(figures.values()), dtype=torch.float64)
     torch.distributed.all_reduce(mine, torch.distributed.ReduceOp.MAX)
     if rank == 0:

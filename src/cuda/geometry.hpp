@@ -12,25 +12,66 @@ namespace xent::cuda {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The batches of a row (see ring.cuh) go round `warps` warps, each of which adds up its own; then the warps are merged.
+enum class Path {
+  stream,  // the batches of a row (see producer.cuh) go round `warps` warps, each of which adds up its own
+  team,    // registers of `span` lanes hold the row
+  block,   // registers of `warps` warps hold what they can of it
+};
+
 struct RowShape {
+  Path path;
   int warps;
   int batches;
   int keep;     // of a warp's batches, from the sweep to the gradient
   int cluster;  // blocks that share a row
+  int span;
 };
 
-inline RowShape forward_shape(int64_t vectors, int batch_vectors) {
-  const int64_t batches = ceil_div(vectors, batch_vectors);
-  const int warps = batches <= 2 ? 1 : batches <= 32 ? 2 : batches <= 48 ? 4 : 8;
-  return {warps, static_cast<int>(batches), 0, 1};
+inline constexpr int kTeamVectors = 128;  // what 32 lanes hold
+
+inline RowShape team_shape(int64_t vectors) {
+  int span = 4;
+  while (span * kTeamVectors / 32 < vectors) span *= 2;
+  return {Path::team, 1, 0, 0, 1, span};
 }
 
-// What the stages do not keep of the rows in flight must fit L2. Of longer rows that is too much for a row an SM, so
-// that two SMs share one. `most_warps`: whose stages fit the shared memory of a block.
-inline RowShape both_shape(int64_t vectors, int batch_vectors, int most_warps, bool clusters) {
+inline RowShape forward_shape(int64_t vectors, int batch_vectors) {
+  if (vectors <= kTeamVectors) return team_shape(vectors);
+  return {Path::stream, 1, static_cast<int>(ceil_div(vectors, batch_vectors)), 0, 1, 0};
+}
+
+// Blocks of forward, a warp each, of which `resident` run at once. Of long rows each has one, and the hardware gives the
+// next to whichever ends first; of short ones so many that to begin costs little.
+inline int64_t forward_blocks(int64_t rows, int64_t row_bytes, int64_t resident) {
+  const int64_t each = std::max<int64_t>(1, (128 << 10) / std::max<int64_t>(row_bytes, 1));
+  return std::max(std::min(rows, resident), ceil_div(rows, each));
+}
+
+// Rows that a warp of teams takes at once, where `warps` of them run at once.
+inline int team_rows(int64_t rows, int span, int64_t warps) {
+  const int64_t most = span <= 8 ? 32 : 16;
+  return static_cast<int>(std::clamp<int64_t>(ceil_div(rows, warps), 32 / span, most));
+}
+
+// `even`: the vocabulary is of whole vectors. Others' rows begin anywhere, which stages take better than registers.
+//
+// What a block does not hold must fit L2 for all rows in flight, and of a stream's rows what the stages do not keep. Of
+// longer rows that is too much for a row an SM, so that two SMs share one. `most_warps`: whose stages fit the shared
+// memory of a block.
+inline RowShape both_shape(int64_t vectors, bool even, int batch_vectors, int most_warps, bool clusters) {
+  if (vectors <= kTeamVectors) return team_shape(vectors);
   const int64_t batches = ceil_div(vectors, batch_vectors);
-  if (batches > 180 && clusters && most_warps >= 16) return {32, static_cast<int>(batches), 5, 2};
+  if (even && vectors <= 17500) {
+    const int warps = vectors <= 256    ? 1
+                      : vectors <= 512  ? 2
+                      : vectors <= 2100 ? 4
+                      : vectors <= 3100 ? 6
+                      : vectors <= 5000 ? 8
+                      : vectors <= 9500 ? 12
+                                        : 24;
+    return {Path::block, warps, static_cast<int>(batches), 0, 1, 32};
+  }
+  if (batches > 180 && clusters && most_warps >= 16) return {Path::stream, 32, static_cast<int>(batches), 5, 2, 0};
   const int warps = batches <= 5     ? 1
                     : batches <= 10  ? 2
                     : batches <= 20  ? 4
@@ -38,7 +79,7 @@ inline RowShape both_shape(int64_t vectors, int batch_vectors, int most_warps, b
                     : batches <= 60  ? 10
                     : batches <= 130 ? 16
                                      : 20;
-  return {std::min(warps, most_warps), static_cast<int>(batches), warps == 16 ? 4 : 5, 1};
+  return {Path::stream, std::min(warps, most_warps), static_cast<int>(batches), warps == 16 ? 4 : 5, 1, 0};
 }
 
 }  // namespace xent::cuda

@@ -9,7 +9,7 @@
 // reads them again.
 #pragma once
 
-#include "ring.cuh"
+#include "producer.cuh"
 #include "rows.cuh"
 
 namespace xent::cuda {
@@ -99,6 +99,11 @@ struct GradWriter {
     const int64_t first = static_cast<int64_t>(k) * kLanes<T> - lead;
     if (first >= p.vocab) return;
     const bool adjacent = p.logits.col_stride == 1 && p.grad_logits.col_stride == 1;
+    if (grad.zero && p.grad_logits.col_stride == 1 && first >= 0 && first + kLanes<T> <= p.vocab) {
+      const float g[kLanes<T>] = {};
+      store_vector(out + lead + first, g);
+      return;
+    }
     if (adjacent && first >= 0 && first + kLanes<T> <= p.classes && !grad.zero && grad.plain() &&
         (grad.target < first || grad.target >= first + kLanes<T>)) {
       put_vector(out + lead + first, v, grad, p.math);
@@ -192,5 +197,23 @@ struct GradWriter {
     }
   }
 };
+
+template <typename T, typename G>
+__device__ __forceinline__ void write_zeros_as(const Params &p, int64_t row, const Share &share) {
+  const GradWriter<T, G, kPlain> writer(p, row, 0);
+  for (int batch = share.warp; batch * (kBatch * 32) < writer.vectors(p); batch += share.warps) {
+    writer.put_zero(p, batch, share.lane);
+  }
+}
+
+// A warp's share of the gradient of a row that does not count.
+template <typename T>
+__device__ __forceinline__ void write_zeros(const Params &p, int64_t row, const Share &share) {
+  if (sizeof(T) == 4 || p.grad_logits.type != Element::f32) {
+    write_zeros_as<T, T>(p, row, share);
+  } else {
+    write_zeros_as<T, float>(p, row, share);
+  }
+}
 
 }  // namespace xent::cuda

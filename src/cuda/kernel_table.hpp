@@ -14,11 +14,13 @@ struct SweepKernels {
   const void *rows[kFeatureSets];
   const void *split[kFeatureSets];
   const void *combine[kFeatureSets];
+  const void *team[2][kFeatureSets];  // [rows are even, see held.cuh]
 };
 
 struct KernelTable {
   SweepKernels forward, both;
-  const void *backward[2][2];  // [softcap][float32 gradient]
+  const void *block[2][kFeatureSets];  // [rows are even]: loss and gradient
+  const void *backward[2][2];          // [softcap][float32 gradient]
 };
 
 extern const KernelTable kKernelsF32, kKernelsF16, kKernelsBf16;

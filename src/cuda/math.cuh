@@ -172,17 +172,20 @@ __device__ __forceinline__ Partial merge_lanes(Partial part, int width, const Co
   return part;
 }
 
-// What lane 0 has, but for n, which nobody reads of a finished row.
+// What that lane has.
 template <unsigned F>
-__device__ __forceinline__ Partial from_first_lane(const Partial &part) {
+__device__ __forceinline__ Partial from_lane(const Partial &part, int lane) {
   Partial all;
-  all.m = __shfl_sync(0xffffffffu, part.m, 0);
-  all.d = __shfl_sync(0xffffffffu, part.d, 0);
-  if constexpr ((F & kSum) != 0) all.s = __shfl_sync(0xffffffffu, part.s, 0);
-  if constexpr ((F & kEntropy) != 0) all.e = __shfl_sync(0xffffffffu, part.e, 0);
+  all.m = __shfl_sync(0xffffffffu, part.m, lane);
+  all.d = __shfl_sync(0xffffffffu, part.d, lane);
+  if constexpr ((F & kSum) != 0) {
+    all.s = __shfl_sync(0xffffffffu, part.s, lane);
+    all.n = __shfl_sync(0xffffffffu, part.n, lane);
+  }
+  if constexpr ((F & kEntropy) != 0) all.e = __shfl_sync(0xffffffffu, part.e, lane);
   if constexpr ((F & kArgmax) != 0) {
-    all.x = __shfl_sync(0xffffffffu, part.x, 0);
-    all.i = __shfl_sync(0xffffffffu, part.i, 0);
+    all.x = __shfl_sync(0xffffffffu, part.x, lane);
+    all.i = __shfl_sync(0xffffffffu, part.i, lane);
   }
   return all;
 }

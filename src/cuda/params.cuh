@@ -56,6 +56,8 @@ struct Geometry {
   int batches;  // of a row
   int keep;     // a warp keeps that many of its last batches for the gradient
   int cluster;  // blocks that share a row: 1, or 2 with thread block clusters
+  int span;     // lanes that share a short row
+  int rows;     // short rows that a warp takes at once
 };
 
 struct Params {
@@ -77,7 +79,7 @@ struct Params {
   Tensor grad_loss, grad_logits;
   Tensor partial;      // set: the forward kernels write partials alone
   double *row_loss;    // workspace: w * l a row, for the sum over rows
-  float *partials;     // workspace: [rows, warps, words]
+  float *partials;     // workspace: [rows, pieces, words]
   float *own_divisor;  // workspace: the divisor that loss_and_grad computes before its gradient
   void *chunks;        // workspace: partial sums over rows
 };

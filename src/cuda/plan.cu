@@ -17,11 +17,15 @@ namespace xent::cuda {
 namespace {
 
 constexpr size_t kAlignment = 256;
+static_assert(kTeamVectors == 32 * kTeamHeld);
+
 constexpr int64_t kSplitBytes = 1024 * 1024;
+// Rows an SM that are few: their warps, or blocks, do not fill the device.
+constexpr int kFewForward = 8, kFewBoth = 2;
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-Geometry geometry_of(const RowShape &shape) { return {shape.warps, shape.batches, shape.keep, shape.cluster}; }
+Geometry geometry_of(const RowShape &shape) { return {shape.warps, shape.batches, shape.keep, shape.cluster, shape.span, 0}; }
 
 struct FeatureSet {
   unsigned features;
@@ -78,6 +82,16 @@ xent_status load_kernel(const void *kernel, size_t shared, xent_error *err) {
     code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   }
   return code == cudaSuccess ? XENT_OK : device_error(err, code, "loading a kernel");
+}
+
+// See chunks.cuh. `size`: of an element.
+bool is_even(const Params &p, int64_t size) {
+  const auto lies_so = [size](const Tensor &t) {
+    return t.rank <= 1 && t.col_stride == 1 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0 &&
+           (t.rank == 0 || t.stride[0] * size % 16 == 0);
+  };
+  if (p.classes * size % 16 != 0 || p.vocab != p.classes || !lies_so(p.logits)) return false;
+  return p.grad_logits.data == nullptr || (p.grad_logits.type == p.logits.type && lies_so(p.grad_logits));
 }
 
 }  // namespace
@@ -140,7 +154,8 @@ xent_status Plan::load(xent_error *err) {
   const int64_t vectors = ceil_div(options_.columns, lanes_);
   forward_.shape = forward_shape(vectors, kForwardBatch * 32);
   // 12 KiB remain for what the warps share beside their stages.
-  both_.shape = both_shape(vectors, kBatch * 32, (most_shared - 12 * 1024) / kRingBytes<kBatch>, overlaps_);
+  const int most_warps = (most_shared - 12 * 1024) / kRingBytes<kBatch>;
+  both_.shape = both_shape(vectors, options_.columns % lanes_ == 0, kBatch * 32, most_warps, overlaps_);
   // A kernel that was never asked for is loaded at its first launch, which a stream capture would refuse.
   const int capped = options_.softcap != 0.0 ? 1 : 0;
   status = prepare(forward_, kernels_->forward, kForwardBatch, 0, err);
@@ -157,14 +172,27 @@ xent_status Plan::load(xent_error *err) {
 
 // `ring`: shared memory of a warp of the row kernel.
 xent_status Plan::prepare(Sweep &sweep, const SweepKernels &kernels, int batch, int ring, xent_error *err) const {
+  if (sweep.shape.path == Path::stream) return prepare_stream(sweep, kernels, batch, ring, err);
+  for (const int even : {0, 1}) {
+    sweep.held[even] =
+        sweep.shape.path == Path::team ? kernels.team[even][feature_set_] : kernels_->block[even][feature_set_];
+    const xent_status status = load_kernel(sweep.held[even], 0, err);
+    if (status != XENT_OK) return status;
+  }
+  return XENT_OK;
+}
+
+xent_status Plan::prepare_stream(Sweep &sweep, const SweepKernels &kernels, int batch, int ring,
+                                 xent_error *err) const {
   const RowShape &shape = sweep.shape;
   sweep.rows = kernels.rows[feature_set_];
   sweep.split = kernels.split[feature_set_];
   sweep.combine = kernels.combine[feature_set_];
-  sweep.pieces = shape.warps * segments_of(geometry_of(shape), serial_of(batch));
+  const int serial = serial_of(batch);
+  sweep.pieces = shape.warps * share_pieces(geometry_of(shape), serial);
   const int block_warps = shape.warps / shape.cluster;
-  sweep.shared = static_cast<size_t>(block_warps * ring + slot_bytes(shape.warps, partial_words_));
-  sweep.split_shared = static_cast<size_t>(kSplitWarps * kStages * (batch * 32 + 1) * 16);
+  sweep.shared = static_cast<size_t>(ring == 0 ? 0 : block_warps * ring + slot_bytes(shape.warps, partial_words_));
+  sweep.split_shared = static_cast<size_t>(kSplitWarps * serial * (batch * 32 + 1) * 16);
   xent_status status = load_kernel(sweep.rows, sweep.shared, err);
   if (status == XENT_OK) status = load_kernel(sweep.split, sweep.split_shared, err);
   if (status == XENT_OK) status = load_kernel(sweep.combine, 0, err);
@@ -176,8 +204,9 @@ xent_status Plan::prepare(Sweep &sweep, const SweepKernels &kernels, int batch, 
   sweep.blocks = std::max(1, blocks) * processors_ / shape.cluster * shape.cluster;
   // Few rows: the pieces of a row on many SMs, as long as the partials take little of the workspace.
   if (sweep.pieces > 1) {
-    const int64_t row_bytes = int64_t{sweep.pieces} * 32 * partial_words_ * static_cast<int64_t>(sizeof(float));
-    sweep.split_rows = std::min({int64_t{2} * processors_, kSplitBytes / row_bytes, options_.max_rows});
+    const int64_t row_bytes = int64_t{sweep.pieces} * partial_words_ * static_cast<int64_t>(sizeof(float));
+    const int64_t few = int64_t{processors_} * (ring == 0 ? kFewForward : kFewBoth);
+    sweep.split_rows = std::min({few, kSplitBytes / row_bytes, options_.max_rows});
   }
   return XENT_OK;
 }
@@ -194,7 +223,7 @@ Plan::Workspace Plan::workspace(const Sweep &sweep, bool gradient) const {
   if (options_.reduction != XENT_REDUCTION_NONE) space.row_loss = reserve(rows * sizeof(double));
   space.chunks = reserve(static_cast<size_t>(ceil_div(options_.max_rows, kRowsPerChunk)) * sizeof(RowSums));
   const size_t split_rows = static_cast<size_t>(sweep.split_rows);
-  space.partials = reserve(split_rows * static_cast<size_t>(sweep.pieces) * 32 * words * sizeof(float));
+  space.partials = reserve(split_rows * static_cast<size_t>(sweep.pieces) * words * sizeof(float));
   if (gradient) {
     space.divisor = reserve(sizeof(float));
     space.stats = reserve(split_rows * 2 * sizeof(float));
@@ -246,15 +275,31 @@ xent_status Plan::run(const Sweep &sweep, const Params &params, bool follows, vo
   Params p = params;
   void *args[] = {&p};
   const int warps = sweep.shape.warps;
+  const int64_t size = static_cast<int64_t>(element_size(options_.logits_dtype));
+  if (sweep.shape.path != Path::stream) {
+    const void *const kernel = sweep.held[is_even(p, size) ? 1 : 0];
+    if (sweep.shape.path == Path::block) {
+      return launch(kernel, p.rows, warps * 32, 0, follows, args, stream, "block kernel", err);
+    }
+    const int64_t resident = int64_t{processors_} * kTeamBlocks * (kTeamThreads / 32);
+    p.geometry.rows = team_rows(p.rows, sweep.shape.span, resident);
+    return launch(kernel, ceil_div(p.rows, int64_t{kTeamThreads / 32} * p.geometry.rows), kTeamThreads, 0, follows,
+                  args, stream, "team kernel", err);
+  }
   if (!sweep.splits(p.rows)) {
     const int cluster = sweep.shape.cluster;
-    return launch(sweep.rows, std::min<int64_t>(p.rows * cluster, sweep.blocks), warps / cluster * 32, sweep.shared,
-                  follows, args, stream, "rows kernel", err, cluster);
+    const int64_t blocks =
+        &sweep == &forward_
+            ? forward_blocks(p.rows, p.classes * size, sweep.blocks)
+            : std::min<int64_t>(p.rows * cluster, sweep.blocks);
+    return launch(sweep.rows, blocks, warps / cluster * 32, sweep.shared, follows, args, stream, "rows kernel", err,
+                  cluster);
   }
   const xent_status status = launch(sweep.split, ceil_div(p.rows * sweep.pieces, kSplitWarps), kSplitWarps * 32,
                                     sweep.split_shared, false, args, stream, "split kernel", err);
   if (status != XENT_OK) return status;
-  return launch(sweep.combine, p.rows, kCombineWarps * 32, 0, overlaps_, args, stream, "combine kernel", err);
+  return launch(sweep.combine, p.rows, std::min(warps, kCombineWarps) * 32, 0, overlaps_, args, stream,
+                "combine kernel", err);
 }
 
 xent_status Plan::gradient(const Params &params, bool follows, void *stream, xent_error *err) const {

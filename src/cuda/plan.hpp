@@ -36,7 +36,8 @@ class Plan {
   // How forward, or loss and gradient in one pass, goes over the rows.
   struct Sweep {
     RowShape shape = {};
-    const void *rows = nullptr;   // a block a row
+    const void *rows = nullptr;   // the stream: a warp or a block a row
+    const void *held[2] = {};     // rows in registers: of any layout, and even ones
     const void *split = nullptr;  // the pieces of a row on different SMs
     const void *combine = nullptr;
     size_t shared = 0, split_shared = 0;
@@ -50,6 +51,7 @@ class Plan {
   Plan(const Driver &driver, const xent_options &options) : driver_(driver), options_(options) {}
   xent_status load(xent_error *err);
   xent_status prepare(Sweep &sweep, const SweepKernels &kernels, int batch, int ring, xent_error *err) const;
+  xent_status prepare_stream(Sweep &sweep, const SweepKernels &kernels, int batch, int ring, xent_error *err) const;
   Workspace workspace(const Sweep &sweep, bool gradient) const;
   Params params(const xent_problem &problem, const Sweep &sweep) const;
   xent_status run(const Sweep &sweep, const Params &params, bool follows, void *stream, xent_error *err) const;

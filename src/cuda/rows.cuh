@@ -8,6 +8,13 @@
 
 namespace xent::cuda {
 
+template <typename T, unsigned F>
+__device__ __forceinline__ float target_value(const Params &p, int64_t row, const RowTarget &target) {
+  if (target.kind != RowKind::counted || target.target < 0) return 0.0f;
+  const T x = p.logits.row<T>(row)[target.target * p.logits.col_stride];
+  return value_of<F>(to_float(x), p.math);
+}
+
 // Outputs of a row that is ignored. kPartials, here and below: in a kernel that may be asked for partials. Elsewhere
 // the call alone would cost registers.
 template <bool kPartials = true>
@@ -144,6 +151,20 @@ __device__ __forceinline__ GradRow grad_row(const Constants &c, const RowFactor 
   grad.zero = factor.zero;
   if (grad.zero) return grad;
   const double f = factor.value;
+  const float one_class = static_cast<float>(f) * c.smoothing_per_class;
+  const auto usual = [](float x, bool can_be_zero) {
+    return (can_be_zero && x == 0.0f) || (fabsf(x) > 0x1p-60f && fabsf(x) < 0x1p60f);
+  };
+  if (c.z_loss == 0.0f && c.chain <= 1.0f && usual(static_cast<float>(f), false) &&
+      usual(one_class, c.smoothing_per_class == 0.0f)) {
+    // What follows, where nothing of it can leave float32: a tenth of the time.
+    grad.m = stats.m;
+    grad.scale = static_cast<float>(f) * reciprocal(stats.d);
+    grad.shift = c.smoothing_per_class != 0.0f ? -one_class : 0.0f;
+    grad.shift_target = grad.shift - static_cast<float>(f) * c.one_minus_smoothing;
+    grad.drop = 1.0f;
+    return grad;
+  }
   double peak = 1.0;
   if (c.z_loss != 0.0f) {
     const double lse = static_cast<double>(c.unit) * static_cast<double>(stats.m) + static_cast<double>(logf(stats.d));
