@@ -13,6 +13,7 @@ import torch
 if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):
     raise ImportError(f"libxent.torch: PyTorch 2.4 or newer is needed, this is {torch.__version__}")
 
-from ._functional import CrossEntropyLoss, CrossEntropyOutput, cross_entropy
+from ._functional import CrossEntropyOutput, cross_entropy
+from ._module import CrossEntropyLoss
 
 __all__ = ["CrossEntropyLoss", "CrossEntropyOutput", "cross_entropy"]

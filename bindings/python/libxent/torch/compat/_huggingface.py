@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ..._library import InvalidArgument
-from .._functional import _MODULE_OPTIONS, cross_entropy
+from .._functional import cross_entropy
+from .._module import OPTIONS
 
 
 def ForCausalLMLoss(
@@ -59,7 +60,7 @@ def ForCausalLMLoss(
 
 
 # Without those that change what is returned, or what the arguments above say.
-_OPTIONS = {name for name in (*_MODULE_OPTIONS, "label_smoothing") if name != "class_dim" and name[:7] != "return_"}
+_OPTIONS = {name for name in (*OPTIONS, "label_smoothing") if name != "class_dim" and name[:7] != "return_"}
 
 
 def patch_causal_lm(model: Any, **options: Any) -> Any:
