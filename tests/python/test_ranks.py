@@ -208,6 +208,30 @@ def test_what_is_refused():
             unsplit.forward_partial(logits, targets)
 
 
+def test_a_partial_into_memory_of_the_caller():
+    plan = libxent.Plan(**options([0, 3, 8], 1, 5))
+    logits, targets = np.arange(10, dtype=np.float32).reshape(2, 5), np.array([0, 7])
+    want = plan.forward_partial(logits, targets)
+    wide = np.full((2, 7), 9, np.float32)
+    view = wide[:, 1:6]
+    assert plan.forward_partial(logits, targets, partial=view) is view
+    assert view.tobytes() == want.tobytes() and (wide[:, [0, 6]] == 9).all()
+    given = torch.zeros(2, 5)
+    version = given._version
+    assert plan.forward_partial(torch.from_numpy(logits), torch.from_numpy(targets), partial=given) is given
+    assert given.numpy().tobytes() == want.tobytes() and given._version > version
+    read_only = np.zeros((2, 5), np.float32)
+    read_only.flags.writeable = False
+    for wrong, text in (
+        (np.zeros((2, 4), np.float32), r"partial: shape \[2, 4\]; it must be \[rows, partial_width\] = \[2, 5\]"),
+        (np.zeros((2, 5)), "partial: dtype is float64"),
+        (read_only, "partial: the array is read-only"),
+        (logits, "partial: overlaps logits"),
+    ):
+        with pytest.raises(libxent.InvalidArgument, match=text):
+            plan.forward_partial(logits, targets, partial=wrong)
+
+
 def with_communicator(all_gather):
     """A plan of rank 0 of 2, and what its calls take."""
     plan = libxent.Plan(**options([0, 3, 8], 0, 3, comm=libxent.Communicator(0, 2, all_gather)))

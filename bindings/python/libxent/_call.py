@@ -46,7 +46,7 @@ class Result(NamedTuple):
 
 
 _LOSS, _GRAD, _STATS, _DIVISOR, _LSE, _ENTROPY, _PREDICTED, _ROW_COUNTS = range(len(Result._fields))
-_NAMES = Result._fields
+_NAMES = (*Result._fields, "partial")
 _SCALAR, _ROWS, _PAIRS, _TRIPLE, _MATRIX = range(5)
 
 

@@ -226,12 +226,14 @@ class Plan:
             )
             return call.run(lib.xent_forward, args)
 
-    def forward_partial(self, logits: Any, targets: Any, *, mask: Any = None) -> Any:
-        """This rank's part of a forward over ranks: a new array [rows, partial_width] of acc.
+    def forward_partial(self, logits: Any, targets: Any, *, mask: Any = None, partial: Any = None) -> Any:
+        """This rank's part of a forward over ranks: [rows, partial_width] of acc.
+
+        partial  an array to write into. Default: a new one
 
         To be all-gathered as it is, bit by bit, to [ranks, rows, partial_width] for forward_combine.
         """
-        return _ranks.forward_partial(self, logits, targets, mask)
+        return _ranks.forward_partial(self, logits, targets, mask, partial)
 
     def forward_combine(
         self,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import operator
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -157,13 +158,10 @@ def _tensor(address: int) -> Any:
     return ctypes.cast(address, _TENSOR) if address else None
 
 
-def forward_partial(plan: Plan, logits: Any, targets: Any, mask: Any) -> Any:
+def forward_partial(plan: Plan, logits: Any, targets: Any, mask: Any, partial: Any) -> Any:
     with Call(plan, logits) as call:
         call.results.append(None)
         size = plan._info.forward_workspace_bytes
-        rows = 1
-        for extent in call.shape[:-1]:
-            rows *= extent
         acc: DType = plan._acc
         args = _abi.PartialArgs(
             struct_size=ctypes.sizeof(_abi.PartialArgs),
@@ -173,7 +171,11 @@ def forward_partial(plan: Plan, logits: Any, targets: Any, mask: Any) -> Any:
             logits=_tensor(call.at_logits),
             targets=_tensor(call.input("targets", targets)),
             mask=_tensor(call.input("mask", mask)),
-            partial=_tensor(call.lead.new(call, _PARTIAL, (rows, plan._info.partial_width), acc)),
+            partial=_tensor(
+                call.lead.new(call, _PARTIAL, (math.prod(call.shape[:-1]), plan._info.partial_width), acc)
+                if partial is None
+                else call.output(_PARTIAL, partial, acc, 0)
+            ),
         )
         return call.run(lib.xent_forward_partial, ctypes.addressof(args))[_PARTIAL]
 
