@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", minversion="2.4")
 
 import libxent.torch as xt  # noqa: E402
-from libxent.torch import _plans, compat  # noqa: E402
+from libxent.torch import compat  # noqa: E402
 from torch_cases import assert_grad, assert_loss, logits, targets, want  # noqa: E402
 from torch_ranks import run  # noqa: E402
 
@@ -133,14 +133,6 @@ def _widths(rank, ranks, device, seed):
     else:
         assert loss(5 + rank % 2).isnan()
     torch.testing.assert_close(loss(5).cpu(), torch.tensor(5.0 * ranks).log())
-    # What ranks do whose host did not wait.
-    edges = tuple(5 * r for r in range(ranks + 1))
-    for differs in (False, True):
-        split = _plans.Split(edges, rank, group, torch.tensor(differs, device=device))
-        given = (torch.zeros(6, 5, device=device), t, None, None, None, _plans.Spec(), _plans.Wants(), split, True)
-        result = _plans.forward(*given)
-        same_on_every_rank(result.loss, ranks)
-        assert result.loss.isnan() == differs and result.stats.isnan().any() == differs
 
 
 def _compat(rank, ranks, device, seed):

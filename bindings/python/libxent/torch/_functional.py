@@ -215,9 +215,10 @@ def cross_entropy(
                        One all-gather of 12 to 24 bytes a row in forward, none in backward
       class_offsets    with process_group: rank r holds the classes from class_offsets[r] to class_offsets[r + 1] in its
                        first columns. Default: all ranks hold equally many columns, those beyond `classes` are padding;
-                       every call then gathers 16 bytes of each rank besides, to check it, and raises on all of them.
+                       the same all-gather then has 16 bytes more of each rank, to check it, and raises on all of them.
                        On CUDA the host waits for that once for each layout; if a later call breaks with it, ranks to
-                       which theirs is not new get a NaN loss instead
+                       which theirs is not new get a NaN loss instead, as all others do where one raises for a reason of
+                       its own
       return_lse, return_entropy, return_predicted, return_row_counts
                        return a CrossEntropyOutput with these beside the loss; they carry no gradient
 
@@ -247,7 +248,6 @@ def cross_entropy(
     """
     if size_average is not None or reduce is not None:
         reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)
-    split = None
     is_dtensor = type(input) not in _PLAIN and _parallel.is_dtensor(input)
     if process_group is not None or class_offsets is not None or is_dtensor:
         if fused or _is_compiled(input):
@@ -262,8 +262,6 @@ def cross_entropy(
     logits = _layout(input, target, class_dim)
     if classes is not None and type(classes) is not int:
         classes = integer("classes", classes)
-    if process_group is not None or class_offsets is not None:
-        split = _parallel.split_of(logits, process_group, class_offsets, classes, is_dtensor)
     if target.dtype not in _INDEX:
         if target.dtype not in _SMALL_INDEX:
             raise InvalidArgument(f"target: expected class indices of int64 or int32, got {target.dtype}")
@@ -276,11 +274,40 @@ def cross_entropy(
         z_loss if type(z_loss) is float else real("z_loss", z_loss),
         softcap if type(softcap) is float else real("softcap", softcap),
         logit_scale if type(logit_scale) is float else real("logit_scale", logit_scale),
-        classes if split is None else None,
+        classes,
         bool(empty_mean_is_nan) and reduction == "mean",
         bool(overwrite_logits and records and logits.requires_grad),
     )
     wants = Wants(bool(return_lse), bool(return_entropy), bool(return_predicted), bool(return_row_counts))
+    arguments = (logits, target, weight, mask, row_weights, denominator, spec, wants, fused)
+    split = None
+    if process_group is not None or class_offsets is not None:
+        if type(logits) not in _PLAIN or logits.is_meta:
+            raise InvalidArgument(
+                f"process_group: expected logits with memory of their own, got {type(logits).__name__}"
+            )
+        split = _parallel.split_of(logits, target, process_group, class_offsets, spec, wants, is_dtensor)
+    if split is None:
+        return _loss(*arguments, None)
+    with split.gather:  # the other ranks wait for this one, whatever is refused
+        return _loss(*arguments, split)
+
+
+def _loss(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    row_weights: torch.Tensor | None,
+    denominator: Any,
+    spec: Spec,
+    wants: Wants,
+    fused: bool,
+    split: Split | None,
+) -> torch.Tensor | CrossEntropyOutput:
+    records = torch.is_grad_enabled()
+    if split is not None and spec.classes is not None:
+        spec = spec._replace(classes=None)  # the offsets tell
     if records and not (weight is None and row_weights is None and denominator is None):
         _refuse_gradient(weight=weight, row_weights=row_weights, denominator=denominator)
     if weight is not None:
@@ -293,11 +320,9 @@ def cross_entropy(
                 )
             of_class = row_weights * of_class
         row_weights = of_class
-
     if spec.overwrite:
         check_overwritable(logits)
-    if split is not None and (type(logits) not in _PLAIN or logits.is_meta):
-        raise InvalidArgument(f"process_group: expected logits with memory of their own, got {type(logits).__name__}")
+    arguments = (logits, target, mask, row_weights, denominator, spec, wants)
     if split is None and _is_traced(logits):
         if not _is_compiled(logits):
             spec = _looked_on(spec)
@@ -309,13 +334,12 @@ def cross_entropy(
             logits, target, mask, row_weights, _number(denominator, logits), spec, wants
         )
     elif records and (logits.requires_grad or torch.autograd.forward_ad._current_level >= 0):
-        arguments = (logits, target, mask, row_weights, denominator, spec, wants)
         # A factor of the loss, as of a loss scaler, could not restore what float16 has rounded to 0 before.
         if fused and logits.dtype != torch.float16:
             outputs = FusedCrossEntropy.apply(*arguments)
         else:
             outputs = CrossEntropy.apply(*arguments, split)
     else:
-        result = _plans.forward(logits, target, mask, row_weights, denominator, spec, wants, split, False)
+        result = _plans.forward(*arguments, split, False)
         outputs = (result.loss, result.lse, result.entropy, result.predicted, result.row_counts)
     return CrossEntropyOutput(*outputs) if True in wants else outputs[0]

@@ -4,56 +4,35 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from .._library import InvalidArgument
-from ._plans import Split, all_gather
+from ._gather import Gather, Layout
+from ._plans import Spec, Split, Wants, partial_width
 
-# Of each group, the layouts that its ranks were once found to agree on: in a tensor, what this rank sends, and what it
-# expects of each.
-_agreed: weakref.WeakKeyDictionary[Any, dict[tuple, torch.Tensor]] = weakref.WeakKeyDictionary()
-
-
-def _differs(
-    columns: int, classes: int, expected: Sequence[int], group: Any, device: torch.device, complaint: str
-) -> torch.Tensor | None:
-    """Raises on every rank where one holds other columns than `expected` has, or was given other classes.
-
-    Every call gathers: what a rank remembers does not tell it what the others have, and ranks that decide differently
-    would meet in different collectives. The host waits for the answer on the CPU, where it does so anyway, and on
-    CUDA where the layout is new to this rank. Elsewhere a tensor [] of bool has the answer.
-    """
-    agreed = _agreed.setdefault(group, {})
-    key = (columns, *expected, classes, device)
-    known = agreed.get(key)
-    if known is None:
-        known = torch.tensor([(columns, classes), *((width, classes) for width in expected)], device=device)
-    mine, wanted = known[0], known[1:]
-    gathered = mine.new_empty(2 * len(expected))
-    all_gather(gathered, mine, group)
-    gathered = gathered.view(-1, 2)
-    differs = (gathered != wanted).any()
-    if device.type == "cuda" and key in agreed:
-        return differs
-    if differs:
-        widths, others = gathered.t().tolist()
-        raise InvalidArgument(complaint.format(widths=widths, classes=others))
-    agreed[key] = known
-    return None
+_UNEQUAL = (
+    "process_group: its ranks hold {widths} columns, and were given {classes} as classes (0: none); these must be the "
+    "same on all; say which classes a rank holds with class_offsets"
+)
+_NOT_CHUNKS = (
+    "input: the ranks hold {widths} columns of DTensors that have {classes}; a DTensor is cut as torch.chunk does, "
+    "here into {expected}; pass the local tensors with process_group and class_offsets"
+)
 
 
 def split_of(
     logits: torch.Tensor,
+    targets: torch.Tensor,
     group: Any,
     class_offsets: Sequence[int] | None,
-    classes: int | None,
+    spec: Spec,
+    wants: Wants,
     of_dtensor: bool = False,
 ) -> Split | None:
-    """Without class_offsets every rank holds equally many columns, and what is beyond `classes` is padding.
+    """Without class_offsets every rank holds equally many columns, and what is beyond the classes is padding.
 
     of_dtensor: class_offsets are those of its layout, which its local tensors need not keep to.
     """
@@ -61,37 +40,35 @@ def split_of(
         if class_offsets is not None:
             raise InvalidArgument("class_offsets: needs a process_group")
         return None
-    ranks, rank, differs = torch.distributed.get_world_size(group), torch.distributed.get_rank(group), None
+    ranks, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
     if rank < 0:
         raise InvalidArgument("process_group: this process is not one of its ranks")
+    columns, classes, layout = logits.shape[-1], spec.classes, None
     if class_offsets is None:
         if ranks == 1:
             return None
-        width = logits.shape[-1]
-        complaint = (
-            "process_group: its ranks hold {widths} columns, and were given {classes} as classes (0: none); these must "
-            "be the same on all; say which classes a rank holds with class_offsets"
-        )
-        differs = _differs(width, classes or 0, (width,) * ranks, group, logits.device, complaint)
-        total = width * ranks if classes is None else classes
-        if not 0 < total <= width * ranks:
-            raise InvalidArgument(f"classes: {total} do not fit into {ranks} ranks of {width} columns")
-        class_offsets = [min(rank * width, total) for rank in range(ranks + 1)]
+        layout = Layout(columns, classes or 0, (columns,) * ranks, _UNEQUAL)
+        total = columns * ranks if classes is None else classes
+        class_offsets = [min(rank * columns, total) for rank in range(ranks)] + [total]
     elif len(class_offsets) != ranks + 1:
         raise InvalidArgument(
             f"class_offsets: expected {ranks + 1} offsets for {ranks} ranks, got {len(class_offsets)}"
         )
     offsets = tuple(int(offset) for offset in class_offsets)
+    total = offsets[-1]
     if of_dtensor:
         widths = tuple(stop - start for start, stop in zip(offsets, offsets[1:]))
-        complaint = (
-            "input: the ranks hold {widths} columns of DTensors that have {classes}; a DTensor is cut as torch.chunk "
-            f"does, here into {list(widths)}; pass the local tensors with process_group and class_offsets"
-        )
-        differs = _differs(logits.shape[-1], offsets[-1], widths, group, logits.device, complaint)
-    if classes is not None and classes != offsets[-1]:
-        raise InvalidArgument(f"classes: {classes} differ from the last of class_offsets, {offsets[-1]}")
-    return Split(offsets, rank, group, differs)
+        layout = Layout(columns, total, widths, _NOT_CHUNKS)
+    gather = Gather(group, ranks, (targets.numel(), partial_width(spec, wants)), logits, layout)
+    wrong = None
+    if classes is not None and classes != total:
+        wrong = f"classes: {classes} differ from the last of class_offsets, {total}"
+    elif layout is not None and not of_dtensor and not 0 < total <= columns * ranks:
+        wrong = f"classes: {total} do not fit into {ranks} ranks of {columns} columns"
+    if wrong is not None:
+        with gather:
+            raise InvalidArgument(wrong)
+    return Split(offsets, rank, gather)
 
 
 def is_dtensor(tensor: Any) -> bool:

@@ -12,6 +12,7 @@ import torch
 from .._call import Result
 from .._library import InvalidArgument
 from .._plan import Plan
+from ._gather import Gather
 
 _CACHE_SIZE = 128
 _DTYPES = {
@@ -51,8 +52,7 @@ class Split(NamedTuple):
 
     offsets: tuple[int, ...]
     rank: int
-    group: Any
-    differs: Any = None  # a tensor [] of bool: the ranks do not hold what the offsets say; None: they do
+    gather: Gather
 
 
 _plans: dict[tuple, Plan] = {}
@@ -93,6 +93,11 @@ def plan_for(logits: torch.Tensor, targets: torch.Tensor, spec: Spec, wants: Wan
     return plan
 
 
+def partial_width(spec: Spec, wants: Wants) -> int:
+    """Numbers a row of a partial, as a plan's info has it: also known where no plan could be made."""
+    return 3 + (spec.label_smoothing != 0) + wants.entropy + wants.predicted
+
+
 def forward(
     logits: torch.Tensor,
     targets: torch.Tensor,
@@ -108,11 +113,8 @@ def forward(
     plan = plan_for(logits, targets, spec, wants, split)
     function, source = plan.forward, logits
     if split is not None:
-        partial = plan.forward_partial(logits, targets, mask=mask)
-        if split.differs is not None:  # the host did not wait to raise
-            partial.masked_fill_(split.differs, float("nan"))
-        source = _gather(partial, split)
-        function = plan.forward_combine
+        plan.forward_partial(logits, targets, mask=mask, partial=split.gather.partial())
+        function, source = plan.forward_combine, split.gather.partials()
     return function(
         source,
         targets,
@@ -125,20 +127,6 @@ def forward(
         predicted=wants.predicted,
         row_counts=wants.row_counts,
     )
-
-
-def all_gather(gathered: torch.Tensor, tensor: torch.Tensor, group: Any) -> None:
-    gather = getattr(torch.distributed, "all_gather_single", torch.distributed.all_gather_into_tensor)
-    gather(gathered, tensor, group=group)
-
-
-def _gather(partial: torch.Tensor, split: Split) -> torch.Tensor:
-    """[rows, width] of every rank, in rank order: [ranks, rows, width]."""
-    ranks, (rows, width) = len(split.offsets) - 1, partial.shape
-    gathered = partial.new_empty(ranks * rows, width)
-    if rows:
-        all_gather(gathered, partial, split.group)
-    return gathered.view(ranks, rows, width)
 
 
 def backward(
