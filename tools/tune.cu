@@ -3,11 +3,11 @@
 
 // Times the kernels of src/cuda in every shape that geometry.hpp could choose, to make its table.
 //
-//   tune [--best] [--stress N] [--only WARPS KEEP BLOCKS] [ROWSxVOCAB ...]     (see tools/tune)
+//   tune [--best] [--ignored PERCENT] [ROWSxVOCAB ...]     (see tools/tune)
 //
-// bfloat16. Prints, for each shape, warps a row, batches kept and blocks an SM: forward, loss_and_grad into its own
-// buffer and over the logits, in GB/s of the bytes that must move, beside a plain read and a device-to-device copy. The
-// loss of every shape is compared with that of the first; a shape that differs is reported and the exit status is 1.
+// bfloat16. Prints, for each kernel and shape, forward and loss_and_grad into its own buffer, in GB/s of the bytes that
+// must move, beside a plain read and a device-to-device copy of that size. The losses and gradients of every shape are
+// compared with those of the first; a shape that differs is reported and the exit status is 1.
 
 #include <algorithm>
 #include <cmath>
@@ -42,12 +42,6 @@ __global__ void fill(T *out, int64_t count, uint32_t seed) {
   }
 }
 
-__global__ void fill_targets(int64_t *out, int64_t rows, int64_t vocab) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < rows; i += int64_t{gridDim.x} * blockDim.x) {
-    out[i] = (i * 7919) % vocab;
-  }
-}
-
 __global__ void __launch_bounds__(512) read_all(const uint4 *in, int64_t count, uint32_t *out) {
   uint32_t x = 0;
   const int64_t step = int64_t{gridDim.x} * 512;
@@ -63,7 +57,8 @@ __global__ void __launch_bounds__(512) read_all(const uint4 *in, int64_t count, 
 }
 
 cudaEvent_t begin_event, end_event;
-int stress = 0, only_warps = 0, only_keep = -1, only_blocks = 0;
+bool best_only = false;
+int ignored_percent = 6;
 
 template <typename F>
 double median_ms(F run) {
@@ -81,10 +76,17 @@ double median_ms(F run) {
   return times[times.size() / 2];
 }
 
-void launch(const void *kernel, int blocks, int threads, int shared, void **args) {
-  CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+void launch(const void *kernel, int64_t blocks, int threads, int shared, void **args) {
   CHECK(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)), args,
                          static_cast<size_t>(shared), nullptr));
+}
+
+// Blocks of a kernel that an SM holds.
+int resident(const void *kernel, int threads, int shared) {
+  int blocks = 0;
+  CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, static_cast<size_t>(shared)));
+  return blocks;
 }
 
 Tensor vector_tensor(void *data, Element type, int64_t stride) {
@@ -97,168 +99,211 @@ Tensor vector_tensor(void *data, Element type, int64_t stride) {
   return t;
 }
 
-template <typename T>
-bool tune(int64_t rows, int64_t vocab, Element type, const char *name, bool wide_search) {
-  bool same = true;
-  T *logits, *grad;
-  int64_t *targets;
-  double *losses;
-  float *stats;
-  CHECK(cudaMalloc(&logits, static_cast<size_t>(rows * vocab) * sizeof(T)));
-  CHECK(cudaMalloc(&grad, static_cast<size_t>(rows * vocab) * sizeof(T)));
-  CHECK(cudaMalloc(&targets, static_cast<size_t>(rows) * 8));
-  CHECK(cudaMalloc(&losses, static_cast<size_t>(rows) * 8));
-  CHECK(cudaMalloc(&stats, static_cast<size_t>(rows) * 8));
-  fill<<<1024, 256>>>(logits, rows * vocab, 1u);
-  fill_targets<<<64, 256>>>(targets, rows, vocab);
-  CHECK(cudaGetLastError());
-  const double size = static_cast<double>(rows * vocab) * sizeof(T);
-  const double copy =
-      2 * size / 1e6 / median_ms([&] {
-        CHECK(cudaMemcpyAsync(grad, logits, static_cast<size_t>(rows * vocab) * sizeof(T), cudaMemcpyDeviceToDevice));
-      });
-  int device = 0, processors = 0;
-  CHECK(cudaGetDevice(&device));
-  CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-  const double read = size / 1e6 / median_ms([&] {
-                        read_all<<<static_cast<unsigned>(processors * 4), 512>>>(
-                            reinterpret_cast<const uint4 *>(logits),
-                            rows * vocab * static_cast<int64_t>(sizeof(T)) / 16, reinterpret_cast<uint32_t *>(stats));
-                      });
-  std::printf("%s rows %lld vocab %lld: read %.0f copy %.0f GB/s\n", name, static_cast<long long>(rows),
-              static_cast<long long>(vocab), read, copy);
+// One shape of the problem, and the kernels of bfloat16 on it.
+class Tuner {
+ public:
+  Tuner(int64_t rows, int64_t vocab) : rows_(rows), vocab_(vocab), losses_now_(static_cast<size_t>(rows)) {
+    const size_t bytes = static_cast<size_t>(rows * vocab) * sizeof(bf16);
+    CHECK(cudaMalloc(&logits_, bytes));
+    CHECK(cudaMalloc(&grad_, bytes));
+    CHECK(cudaMalloc(&targets_, static_cast<size_t>(rows) * 8));
+    CHECK(cudaMalloc(&losses_, static_cast<size_t>(rows) * 8));
+    CHECK(cudaMalloc(&stats_, static_cast<size_t>(rows) * 8));
+    fill<<<1024, 256>>>(logits_, rows * vocab, 1u);
+    CHECK(cudaGetLastError());
+    std::vector<int64_t> targets(static_cast<size_t>(rows));
+    uint64_t r = 88172645463325252u;
+    int64_t counted = 0;
+    for (int64_t &target : targets) {
+      r ^= r << 13, r ^= r >> 7, r ^= r << 17;
+      const bool ignored = static_cast<int>(r % 100) < ignored_percent;
+      target = ignored ? -100 : static_cast<int64_t>((r >> 20) % static_cast<uint64_t>(vocab));
+      counted += !ignored;
+    }
+    CHECK(cudaMemcpy(targets_, targets.data(), targets.size() * 8, cudaMemcpyHostToDevice));
+    moved_[0] = static_cast<double>(counted * vocab) * sizeof(bf16);
+    moved_[1] = moved_[0] + static_cast<double>(bytes);
+    grads_now_.resize(std::min<size_t>(bytes / sizeof(bf16), 1u << 26));
+    int device = 0;
+    CHECK(cudaGetDevice(&device));
+    CHECK(cudaDeviceGetAttribute(&processors_, cudaDevAttrMultiProcessorCount, device));
+    limit_[1] = 2.0 * static_cast<double>(bytes) / 1e6 /
+                median_ms([&] { CHECK(cudaMemcpyAsync(grad_, logits_, bytes, cudaMemcpyDeviceToDevice)); });
+    limit_[0] = static_cast<double>(bytes) / 1e6 / median_ms([&] {
+                  read_all<<<static_cast<unsigned>(processors_ * 4), 512>>>(reinterpret_cast<const uint4 *>(logits_),
+                                                                            static_cast<int64_t>(bytes / 16),
+                                                                            reinterpret_cast<uint32_t *>(stats_));
+                });
+    std::printf("bfloat16 %lld x %lld: read %.0f copy %.0f GB/s\n", static_cast<long long>(rows),
+                static_cast<long long>(vocab), limit_[0], limit_[1]);
+    p_.math.exponent = kLog2e;
+    p_.math.unit = p_.math.chain = p_.math.chain_rest = p_.math.one_minus_smoothing = 1.0f;
+    p_.math.sum_scale = p_.math.slope_drop = 1.0f;
+    p_.rows = rows;
+    p_.classes = p_.all_classes = p_.vocab = vocab;
+    p_.reduction = XENT_REDUCTION_SUM;
+    p_.has_ignore_index = 1;
+    p_.ignore_index = -100;
+    p_.logits = vector_tensor(logits_, Element::bf16, vocab);
+    p_.targets = vector_tensor(targets_, Element::i64, 1);
+    p_.stats = vector_tensor(stats_, Element::f32, 2);
+    p_.row_loss = losses_;
+  }
+  ~Tuner() {
+    for (void *memory : {static_cast<void *>(logits_), static_cast<void *>(grad_), static_cast<void *>(targets_),
+                         static_cast<void *>(losses_), static_cast<void *>(stats_)}) {
+      CHECK(cudaFree(memory));
+    }
+  }
+  Tuner(const Tuner &) = delete;
+  Tuner &operator=(const Tuner &) = delete;
 
-  Params p = {};
-  p.math.exponent = kLog2e;
-  p.math.unit = p.math.chain = p.math.chain_rest = p.math.one_minus_smoothing = 1.0f;
-  p.math.sum_scale = p.math.slope_drop = 1.0f;
-  p.rows = rows;
-  p.classes = p.all_classes = p.vocab = vocab;
-  p.reduction = XENT_REDUCTION_SUM;
-  p.logits = vector_tensor(logits, type, vocab);
-  p.targets = vector_tensor(targets, Element::i64, 1);
-  p.stats = vector_tensor(stats, Element::f32, 2);
-  p.row_loss = losses;
-  void *args[] = {&p};
-  std::vector<double> first(static_cast<size_t>(rows)), now(first.size());
-  bool have_first = false;
-  const void *const forward = address(forward_kernel<T, kPlain>);
-  const void *const both = address(both_kernel<T, kPlain>);
-  const int64_t vectors = ceil_div(vocab, 16 / static_cast<int>(sizeof(T)));
-  const int64_t forward_batches = ceil_div(vectors, kForwardBatch * 32);
-  const int64_t batches = ceil_div(vectors, kBatch * 32);
-  double best[3] = {};
-  std::string best_name[3];
-  for (const int warps : {1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24}) {
-    if (warps > 1 && warps > batches) continue;
-    if (only_warps != 0 && warps != only_warps) continue;
-    if (batches / warps > 70) continue;
-    p.geometry.warps = warps;
-    p.geometry.cluster = 1;
-    p.geometry.batches = static_cast<int>(forward_batches);
-    const int slots = slot_bytes(warps, kPartialWords<kPlain>);
-    const int shared = warps * kRingBytes<kBatch> + slots;
-    const auto report = [&](int what, double ms, double moved, int keep, int blocks) {
-      const double rate = moved / 1e6 / ms;
-      const double limit = what == 0 ? read : copy;
-      char text[128];
-      std::snprintf(text, sizeof text, "warps %d keep %d blocks %d: %.3f ms %.0f GB/s %.3f", warps, keep, blocks, ms,
-                    rate, rate / limit);
-      if (rate > best[what]) best[what] = rate, best_name[what] = text;
-      if (wide_search) std::printf("  %s %s\n", what == 0 ? "forward" : what == 1 ? "own" : "in place", text);
-    };
-    const auto check = [&] {
-      CHECK(cudaMemcpy(now.data(), losses, now.size() * 8, cudaMemcpyDeviceToHost));
-      if (!have_first) first = now, have_first = true;
-      double worst = 0;
-      for (size_t i = 0; i < now.size(); ++i) worst = std::max(worst, std::fabs(now[i] - first[i]));
-      if (!(worst < 1e-5)) {
-        int64_t bad = 0, at = 0;
-        for (size_t i = 0; i < now.size(); ++i) {
-          if (!(std::fabs(now[i] - first[i]) < 1e-5)) at = static_cast<int64_t>(i), ++bad;
-        }
-        same = false;
-        std::vector<float> kept(2 * now.size());
-        CHECK(cudaMemcpy(kept.data(), stats, kept.size() * 4, cudaMemcpyDeviceToHost));
-        const size_t r = static_cast<size_t>(at);
-        std::printf("  loss %.9g for %.9g, stats %.9g %.9g log %.9g, near %.9g\n", now[r], first[r], kept[2 * r],
-                    kept[2 * r + 1], std::log(kept[2 * r + 1]), std::log(kept[2 * r + 3]));
-        std::printf("  WRONG: %lld losses differ by %g at %d warps keep %d in %s, the last in row %lld\n",
-                    static_cast<long long>(bad), worst, warps, p.geometry.keep, p.grad_logits.data ? "both" : "forward",
-                    static_cast<long long>(at));
-      }
-    };
-    int occupancy = 0;
-    if (warps * 32 <= kForwardThreads) {
-      CHECK(cudaFuncSetAttribute(forward, cudaFuncAttributeMaxDynamicSharedMemorySize, slots));
-      CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&occupancy, forward, warps * 32, static_cast<size_t>(slots)));
-      CHECK(cudaMemset(losses, 0xff, now.size() * 8));
-      p.grad_logits = Tensor{};
-      const int grid = static_cast<int>(std::min<int64_t>(rows, int64_t{occupancy} * processors));
-      const double ms = median_ms([&] { launch(forward, grid, warps * 32, slots, args); });
-      report(0, ms, size, 0, occupancy);
-      check();
-      for (int i = 0; i < stress; ++i) {
-        CHECK(cudaMemset(losses, 0xff, now.size() * 8));
-        launch(forward, grid, warps * 32, slots, args);
-        check();
-      }
+  bool run() {
+    const int64_t vectors = ceil_div(vocab_, kLanes<bf16>);
+    const bool even = vocab_ % kLanes<bf16> == 0;
+    if (vectors <= kTeamVectors) {
+      teams(vectors, false, even);
+      teams(vectors, true, even);
     }
-    if (warps * 32 > kBothThreads) continue;
-    CHECK(cudaFuncSetAttribute(both, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-    CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&occupancy, both, warps * 32, static_cast<size_t>(shared)));
-    p.geometry.batches = static_cast<int>(batches);
-    const int mine = static_cast<int>((batches + warps - 1) / warps);
-    for (int keep = kStages; keep >= std::max(0, kStages - 2); --keep) {
-      if (keep > mine) continue;
-      if (only_keep >= 0 && keep != only_keep) continue;
-      p.geometry.keep = keep;
-      for (int blocks = occupancy; blocks >= std::max(1, occupancy - (occupancy <= 3 ? 2 : 0)); --blocks) {
-        if (only_blocks != 0 && blocks != only_blocks) continue;
-        const int gradient_grid = static_cast<int>(std::min<int64_t>(rows, int64_t{blocks} * processors));
-        for (const bool in_place : {false, true}) {
-          p.grad_logits = vector_tensor(in_place ? logits : grad, type, vocab);
-          CHECK(cudaMemset(losses, 0xff, now.size() * 8));
-          report(in_place ? 2 : 1, median_ms([&] { launch(both, gradient_grid, warps * 32, shared, args); }), 2 * size,
-                 keep, blocks);
-          if (!in_place) check();
-          for (int i = 0; i < (in_place ? 0 : stress); ++i) {
-            CHECK(cudaMemset(losses, 0xff, now.size() * 8));
-            launch(both, gradient_grid, warps * 32, shared, args);
-            check();
-          }
-        }
-        fill<<<1024, 256>>>(logits, rows * vocab, 1u);
+    streams(vectors);
+    pieces(vectors);
+    if (vectors > kTeamVectors) blocks(vectors, even);
+    stages(vectors);
+    for (const int what : {0, 1}) std::printf("  best %s: %s\n", kWorks[what], best_name_[what].c_str());
+    std::fflush(stdout);
+    return same_;
+  }
+
+ private:
+  static constexpr const char *kWorks[] = {"forward", "loss_and_grad"};
+
+  void teams(int64_t vectors, bool gradient, bool even) {
+    const void *kernels[2][2] = {
+        {address(team_kernel<bf16, kPlain, false, false>), address(team_kernel<bf16, kPlain, false, true>)},
+        {address(team_kernel<bf16, kPlain, true, false>), address(team_kernel<bf16, kPlain, true, true>)}};
+    p_.geometry = {1, 0, 0, 1, team_shape(vectors).span, 0};
+    for (int take = 32 / p_.geometry.span; take <= 32; take *= 2) {
+      p_.geometry.rows = take;
+      time(gradient, kernels[gradient][even], ceil_div(rows_, kTeamThreads / 32 * take), kTeamThreads, 0,
+           "team, span " + std::to_string(p_.geometry.span) + ", rows " + std::to_string(take));
+    }
+  }
+
+  void streams(int64_t vectors) {
+    const void *const kernel = address(forward_kernel<bf16, kPlain>);
+    p_.geometry = {1, static_cast<int>(ceil_div(vectors, kForwardBatch * 32)), 0, 1, 0, 0};
+    const int64_t slots = int64_t{resident(kernel, 32, 0)} * processors_;
+    for (const int64_t grid : {std::min(rows_, slots), ceil_div(rows_, 4), ceil_div(rows_, 2), rows_}) {
+      if (grid >= std::min(rows_, slots)) time(false, kernel, grid, 32, 0, "stream, blocks " + std::to_string(grid));
+    }
+  }
+
+  // Its partials lie where a gradient would.
+  void pieces(int64_t vectors) {
+    p_.geometry = {1, static_cast<int>(ceil_div(vectors, kForwardBatch * 32)), 0, 1, 0, 0};
+    const int64_t count = rows_ * share_pieces(p_.geometry, kSerial<kForwardBatch>);
+    p_.partials = reinterpret_cast<float *>(grad_);
+    const void *const split = address(split_kernel<bf16, kPlain, kForwardBatch>);
+    const void *const combine = address(combine_kernel<bf16, kPlain, kForwardBatch>);
+    const int shared = kSplitWarps * kSerial<kForwardBatch> * kStageBytes<kForwardBatch>;
+    resident(split, kSplitWarps * 32, shared);
+    void *args[] = {&p_};
+    time(false, "pieces", [&] {
+      launch(split, ceil_div(count, kSplitWarps), kSplitWarps * 32, shared, args);
+      launch(combine, rows_, 32, 0, args);
+    });
+  }
+
+  void blocks(int64_t vectors, bool even) {
+    const void *const kernel =
+        even ? address(block_kernel<bf16, kPlain, true>) : address(block_kernel<bf16, kPlain, false>);
+    for (const int warps : {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24}) {
+      const int64_t holds = int64_t{warps} * kHeld * 32;
+      if (holds - kHeld * 32 >= vectors || vectors > 8 * holds) continue;
+      p_.geometry = {warps, static_cast<int>(ceil_div(vectors, kBatch * 32)), 0, 1, 32, 0};
+      time(true, kernel, rows_, warps * 32, 0, "block, warps " + std::to_string(warps));
+    }
+  }
+
+  void stages(int64_t vectors) {
+    const void *const kernel = address(both_kernel<bf16, kPlain>);
+    const int batches = static_cast<int>(ceil_div(vectors, kBatch * 32));
+    for (const int warps : {1, 2, 4, 6, 8, 10, 12, 16, 20}) {
+      if ((warps > 1 && warps > batches) || batches / warps > 70) continue;
+      const int shared = warps * kRingBytes<kBatch> + slot_bytes(warps, kPartialWords<kPlain>);
+      const int64_t most = resident(kernel, warps * 32, shared);
+      for (int keep = kStages; keep >= kStages - 2; --keep) {
+        if (keep > ceil_div(batches, warps)) continue;
+        p_.geometry = {warps, batches, keep, 1, 0, 0};
+        time(true, kernel, std::min(rows_, most * processors_), warps * 32, shared,
+             "stages, warps " + std::to_string(warps) + ", keep " + std::to_string(keep));
       }
     }
   }
-  for (int what = 0; what < 3; ++what) {
-    std::printf("  best %s: %s\n", what == 0 ? "forward" : what == 1 ? "own" : "in place", best_name[what].c_str());
+
+  void time(bool gradient, const void *kernel, int64_t blocks, int threads, int shared, const std::string &name) {
+    void *args[] = {&p_};
+    time(gradient, name, [&] { launch(kernel, blocks, threads, shared, args); });
   }
-  for (void *p_ : {static_cast<void *>(logits), static_cast<void *>(grad), static_cast<void *>(targets),
-                   static_cast<void *>(losses), static_cast<void *>(stats)}) {
-    CHECK(cudaFree(p_));
+
+  template <typename Run>
+  void time(bool gradient, const std::string &name, Run run) {
+    p_.grad_logits = gradient ? vector_tensor(grad_, Element::bf16, vocab_) : Tensor{};
+    CHECK(cudaMemset(losses_, 0xff, losses_now_.size() * 8));
+    CHECK(cudaMemset(grad_, 0xff, grads_now_.size() * sizeof(bf16)));
+    const double ms = median_ms(run);
+    const double rate = moved_[gradient] / 1e6 / ms;
+    char text[128];
+    std::snprintf(text, sizeof text, "%-40s %.4f ms %.0f GB/s %.3f", name.c_str(), ms, rate, rate / limit_[gradient]);
+    if (rate > best_[gradient]) best_[gradient] = rate, best_name_[gradient] = text;
+    if (!best_only) std::printf("  %-14s %s\n", kWorks[gradient], text);
+    check(gradient, name);
   }
-  std::fflush(stdout);
-  return same;
-}
+
+  void check(bool gradient, const std::string &name) {
+    CHECK(cudaMemcpy(losses_now_.data(), losses_, losses_now_.size() * 8, cudaMemcpyDeviceToHost));
+    if (losses_first_.empty()) losses_first_ = losses_now_;
+    int64_t bad = 0;
+    for (size_t i = 0; i < losses_now_.size(); ++i) bad += !(std::fabs(losses_now_[i] - losses_first_[i]) < 1e-5);
+    if (gradient) {
+      CHECK(cudaMemcpy(grads_now_.data(), grad_, grads_now_.size() * sizeof(bf16), cudaMemcpyDeviceToHost));
+      if (grads_first_.empty()) grads_first_ = grads_now_;
+      for (size_t i = 0; i < grads_now_.size(); ++i) {
+        const float a = __bfloat162float(grads_first_[i]), b = __bfloat162float(grads_now_[i]);
+        bad += !(std::fabs(a - b) <= 0.01f * std::fabs(a) + 1e-9f);
+      }
+    }
+    if (bad == 0) return;
+    same_ = false;
+    std::printf("  WRONG: %lld values of %s (%s) differ\n", static_cast<long long>(bad), name.c_str(),
+                kWorks[gradient]);
+  }
+
+  int64_t rows_, vocab_;
+  bf16 *logits_ = nullptr, *grad_ = nullptr;
+  int64_t *targets_ = nullptr;
+  double *losses_ = nullptr;
+  float *stats_ = nullptr;
+  int processors_ = 0;
+  Params p_ = {};
+  double moved_[2] = {}, limit_[2] = {}, best_[2] = {};
+  std::string best_name_[2];
+  std::vector<double> losses_first_, losses_now_;
+  std::vector<bf16> grads_first_, grads_now_;
+  bool same_ = true;
+};
 
 }  // namespace
 
 int main(int argc, char **argv) {
   std::vector<std::pair<int64_t, int64_t>> shapes;
-  bool wide = true;
   for (int i = 1; i < argc; ++i) {
-    if (std::string(argv[i]) == "--best") {
-      wide = false;
-    } else if (std::string(argv[i]) == "--stress" && i + 1 < argc) {
-      stress = std::atoi(argv[++i]);
-    } else if (std::string(argv[i]) == "--only" && i + 3 < argc) {
-      only_warps = std::atoi(argv[++i]);
-      only_keep = std::atoi(argv[++i]);
-      only_blocks = std::atoi(argv[++i]);
+    const std::string text = argv[i];
+    if (text == "--best") {
+      best_only = true;
+    } else if (text == "--ignored" && i + 1 < argc) {
+      ignored_percent = std::atoi(argv[++i]);
     } else {
-      const std::string text = argv[i];
       const size_t x = text.find('x');
       if (x == std::string::npos) {
         std::fprintf(stderr, "tune: a shape is ROWSxVOCAB, got %s\n", argv[i]);
@@ -271,8 +316,6 @@ int main(int argc, char **argv) {
   CHECK(cudaEventCreate(&end_event));
   bool same = true;
   if (shapes.empty()) shapes = {{4096, 128256}, {8192, 32000}, {4096, 50257}, {4096, 151936}, {4096, 262144}};
-  for (const auto &[rows, vocab] : shapes) {
-    same &= tune<bf16>(rows, vocab, Element::bf16, "bfloat16", wide);
-  }
+  for (const auto &[rows, vocab] : shapes) same &= Tuner(rows, vocab).run();
   return same ? 0 : 1;
 }

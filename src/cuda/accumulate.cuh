@@ -101,8 +101,8 @@ __device__ __forceinline__ void add_batch(Partial &part, uint4 (&v)[N], int firs
   if constexpr ((F & kSum) != 0) part.s = part.s + batch_s;
 }
 
-// Batches [done, stop) of a warp's share: a piece of the row, its lanes merged, in lane 0. Batches from `freed` on stay in
-// the queue. `v` is where the queue puts a batch.
+// Batches [done, stop) of a warp's share: a piece of the row, its lanes merged, in lane 0. Batches from `freed` on stay
+// in the queue. `v` is where the queue puts a batch.
 template <typename T, unsigned F, int N, class Queue>
 __device__ __forceinline__ Partial add_piece(const Params &p, uint32_t shift, int done, int stop, int freed,
                                              const Share &share, Queue &queue, uint4 (&v)[N]) {

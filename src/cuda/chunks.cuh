@@ -11,8 +11,8 @@
 
 namespace xent::cuda {
 
-// kEven: rows one stride apart, of whole aligned chunks, without padding, and with a gradient of their type that lies so
-// too: nearly every call.
+// kEven: rows one stride apart, of whole aligned chunks, without padding, and with a gradient of their type that lies
+// so too: nearly every call.
 template <typename T, bool kEven>
 __device__ __forceinline__ T *row_of(const Tensor &tensor, int64_t row) {
   return kEven ? static_cast<T *>(tensor.data) + row * tensor.stride[0] : tensor.row<T>(row);

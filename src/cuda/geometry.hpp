@@ -40,8 +40,8 @@ inline RowShape forward_shape(int64_t vectors, int batch_vectors) {
   return {Path::stream, 1, static_cast<int>(ceil_div(vectors, batch_vectors)), 0, 1, 0};
 }
 
-// Blocks of forward, a warp each, of which `resident` run at once. Of long rows each has one, and the hardware gives the
-// next to whichever ends first; of short ones so many that to begin costs little.
+// Blocks of forward, a warp each, of which `resident` run at once. Of long rows each has one, and the hardware gives
+// the next to whichever ends first; of short ones so many that to begin costs little.
 inline int64_t forward_blocks(int64_t rows, int64_t row_bytes, int64_t resident) {
   const int64_t each = std::max<int64_t>(1, (128 << 10) / std::max<int64_t>(row_bytes, 1));
   return std::max(std::min(rows, resident), ceil_div(rows, each));
@@ -62,13 +62,15 @@ inline RowShape both_shape(int64_t vectors, bool even, int batch_vectors, int mo
   if (vectors <= kTeamVectors) return team_shape(vectors);
   const int64_t batches = ceil_div(vectors, batch_vectors);
   if (even && vectors <= 17500) {
-    const int warps = vectors <= 256    ? 1
-                      : vectors <= 512  ? 2
-                      : vectors <= 2100 ? 4
-                      : vectors <= 3100 ? 6
-                      : vectors <= 5000 ? 8
-                      : vectors <= 9500 ? 12
-                                        : 24;
+    const int warps = vectors <= 400     ? 1
+                      : vectors <= 640   ? 2
+                      : vectors <= 900   ? 3
+                      : vectors <= 2800  ? 4
+                      : vectors <= 3500  ? 6
+                      : vectors <= 5700  ? 8
+                      : vectors <= 9500  ? 12
+                      : vectors <= 14000 ? 20
+                                         : 24;
     return {Path::block, warps, static_cast<int>(batches), 0, 1, 32};
   }
   if (batches > 180 && clusters && most_warps >= 16) return {Path::stream, 32, static_cast<int>(batches), 5, 2, 0};

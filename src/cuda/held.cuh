@@ -6,6 +6,7 @@
 //   team_kernel   short rows: 4 to 32 lanes a row, so that a warp has 8 to 1 of them at once, and up to 32 one after
 //                 the other. What a row costs besides its columns (target, factors, outputs) a lane does for a row, and
 //                 so 32 rows at once; there is no barrier. Bytes: logits once, with the gradient one write.
+//   team_backward_kernel  the same for the gradient alone.
 //   block_kernel  loss and gradient of longer rows, a block a row, as many blocks as rows: the hardware gives the next
 //                 row to whichever SM is done with one, and rows that do not count end at once (blocks that stay: 8 %
 //                 slower). Every thread has all its loads in flight before it uses the first. Bytes: logits once from
@@ -58,8 +59,8 @@ __device__ __forceinline__ void put_row_as(const Params &p, int64_t row, uint32_
     load_chunks_of<T, false>(p, row, shift, first + (place.lane & 31), 32, false, kReadOnce, some, after);
     put_chunks<T, G, F>(p, row, shift, first + (place.lane & 31), first, 32, some, grad);
   }
-  put_rest<T, G, F>(p, row, static_cast<int>(shift / sizeof(T)), place.front * (kBatch * 32) + place.size * K + place.lane,
-                    place.size, grad);
+  put_rest<T, G, F>(p, row, static_cast<int>(shift / sizeof(T)),
+                    place.front * (kBatch * 32) + place.size * K + place.lane, place.size, grad);
 }
 
 template <typename T, unsigned F, bool kEven, int K>
@@ -125,7 +126,8 @@ __global__ void __launch_bounds__(kTeamThreads, kTeamBlocks) team_kernel(const _
         after = v[0];
       }
       Partial part;
-      add_chunks<T, F>(part, p, v, after, shift, !kEven && __ballot_sync(0xffffffffu, shift != 0) != 0, first, first, span);
+      add_chunks<T, F>(part, p, v, after, shift, !kEven && __ballot_sync(0xffffffffu, shift != 0) != 0, first, first,
+                       span);
       part = merge_lanes<F>(part, span, p.math);
       const Partial theirs = from_lane<F>(part, (lane - at) * span & 31);
       if (lane >= at && lane < at + teams) finished = theirs;
@@ -140,6 +142,47 @@ __global__ void __launch_bounds__(kTeamThreads, kTeamBlocks) team_kernel(const _
       }
     }
     if (has && target.kind != RowKind::ignored) write_counted<F, !kGrad>(p, mine, target.kind, value, finished);
+  }
+}
+
+// The gradient of short rows from what forward has kept: a lane computes the coefficients of a row.
+template <typename T, unsigned F, bool kEven>
+__global__ void __launch_bounds__(kTeamThreads, kTeamBlocks) team_backward_kernel(const __grid_constant__ Params p) {
+  start_in_chain();
+  const int lane = static_cast<int>(threadIdx.x & 31);
+  const int span = p.geometry.span;
+  const int teams = 32 / span, team = lane / span, first = lane % span;
+  const TeamPlace place = {first, span, span, 0, 0, first, 0};
+  const int rows = p.geometry.rows;
+  const int64_t warps = static_cast<int64_t>(gridDim.x) * (kTeamThreads / 32);
+  const int64_t warp = static_cast<int64_t>(blockIdx.x) * (kTeamThreads / 32) + threadIdx.x / 32;
+#pragma unroll 1
+  for (int64_t base = warp * rows; base < p.rows; base += warps * rows) {
+    const int64_t mine = base + lane;
+    GradRow own = {true};
+    if (lane < rows && mine < p.rows) {
+      const RowTarget target = read_target(p, mine);
+      if (target.kind == RowKind::counted) {
+        const float *stats = p.stats.row<const float>(mine);
+        own = grad_row(p.math, row_factor(p, mine, target.kind), target.target, {stats[0], stats[p.stats.col_stride]});
+      }
+    }
+    const int count = static_cast<int>(min(static_cast<int64_t>(rows), p.rows - base));
+#pragma unroll 1
+    for (int at = 0; at < count; at += teams) {
+      const int i = at + team;
+      const int64_t row = base + min(i, count - 1);
+      const GradRow grad = from_lane(own, i & 31);
+      const uint32_t shift = kEven ? 0 : shift_of(p, p.logits.row<T>(row));
+      uint4 v[kTeamHeld], after;
+      if (!grad.zero) {
+        load_chunks_of<T, kEven>(p, row, shift, first, span, false, kReadOnce, v, after);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kTeamHeld; ++j) v[j] = empty_vector<T>();
+      }
+      if (i < count) put_row<T, F, kEven>(p, row, shift, place, v, grad);
+    }
   }
 }
 

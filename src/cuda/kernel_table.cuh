@@ -46,6 +46,8 @@ struct Kernels {
         {{address(block_kernel<T, uneven_block(kF), false>)...}, {address(block_kernel<T, kF, true>)...}},
         {{address(backward_kernel<T, T, kPlain>), address(backward_kernel<T, float, kPlain>)},
          {address(backward_kernel<T, T, kSoftcap>), address(backward_kernel<T, float, kSoftcap>)}},
+        {{address(team_backward_kernel<T, kPlain, false>), address(team_backward_kernel<T, kPlain, true>)},
+         {address(team_backward_kernel<T, kSoftcap, false>), address(team_backward_kernel<T, kSoftcap, true>)}},
     };
   }
 };

@@ -21,6 +21,7 @@ struct KernelTable {
   SweepKernels forward, both;
   const void *block[2][kFeatureSets];  // [rows are even]: loss and gradient
   const void *backward[2][2];          // [softcap][float32 gradient]
+  const void *team_backward[2][2];     // [softcap][rows are even]
 };
 
 extern const KernelTable kKernelsF32, kKernelsF16, kKernelsBf16;

@@ -5,7 +5,8 @@
 //
 //   forward_kernel   a warp a row, and then the next. Bytes: logits once, then 8 a row. (Rows of more warps have to be
 //                    merged: 2 % slower with 2 warps, 8 % with 8.)
-//   both_kernel      a block a row, and then the next: sweep and gradient. Bytes: logits once from memory, and once more
+//   both_kernel      a block a row, and then the next: sweep and gradient. Bytes: logits once from memory, and once
+//   more
 //                    from L2 what the stages do not keep; one write.
 //   split_kernel     a warp for each piece of a row, for few rows: leaves its partial in the workspace.
 //   combine_kernel   a block a row: merges them and writes the row's outputs, with the bits of the first two.
@@ -224,9 +225,10 @@ __global__ void __launch_bounds__(kSplitWarps * 32) split_kernel(const __grid_co
   const int at = static_cast<int>(piece - row * pieces);
   Share share(p, at / p.geometry.warps * kSerial<N> * p.geometry.warps + at % p.geometry.warps);
   share.count = min(share.count, kSerial<N>);
-  // Nothing is fetched of an ignored row, and nobody reads its partials.
+  // Nothing is fetched of an ignored row, and nobody reads its partial.
   StageQueue<T, N, false> queue(p, share, reinterpret_cast<char *>(shared) + warp * kSerial<N> * kStageBytes<N>, row,
                                 static_cast<int>(p.rows), share.count);
+  if (queue.empty()) return;
   uint4 v[N];
   const uint32_t shift = shift_of(p, p.logits.row<T>(row));
   static_assert(kSerial<N> <= kStages);

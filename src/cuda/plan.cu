@@ -9,6 +9,7 @@
 #include "common/dtype.hpp"
 #include "device.cuh"
 #include "kernel_table.cuh"
+#include "launch.hpp"
 #include "ranks.hpp"
 #include "reduce.cuh"
 #include "scale.hpp"
@@ -25,7 +26,9 @@ constexpr int kFewForward = 8, kFewBoth = 2;
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-Geometry geometry_of(const RowShape &shape) { return {shape.warps, shape.batches, shape.keep, shape.cluster, shape.span, 0}; }
+Geometry geometry_of(const RowShape &shape) {
+  return {shape.warps, shape.batches, shape.keep, shape.cluster, shape.span, 0};
+}
 
 struct FeatureSet {
   unsigned features;
@@ -44,44 +47,6 @@ int feature_set_of(const xent_options &o) {
   int set = 0;
   while ((kSets[set].features & needed) != needed || ((kSets[set].features ^ needed) & kSoftcap) != 0) ++set;
   return set;
-}
-
-// A grid-stride kernel takes what does not fit.
-unsigned grid_of(int64_t blocks) { return static_cast<unsigned>(std::min<int64_t>(blocks, INT32_MAX)); }
-
-// `follows`: its blocks may start while the last ones of the launch before it run; they wait before they read.
-xent_status launch(const void *kernel, int64_t blocks, int threads, size_t shared, bool follows, void **args,
-                   void *stream, const char *what, xent_error *err, int cluster = 1) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(grid_of(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = shared;
-  config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute attributes[2] = {};
-  config.attrs = attributes;
-  if (follows) {
-    cudaLaunchAttribute &attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (cluster > 1) {
-    cudaLaunchAttribute &attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-  }
-  const cudaError_t code = cudaLaunchKernelExC(&config, kernel, args);
-  return code == cudaSuccess ? XENT_OK : device_error(err, code, what);
-}
-
-xent_status load_kernel(const void *kernel, size_t shared, xent_error *err) {
-  cudaFuncAttributes attributes;
-  cudaError_t code = cudaFuncGetAttributes(&attributes, kernel);
-  const int bytes = static_cast<int>(shared);
-  // Never lowered: another plan may need more of it.
-  if (code == cudaSuccess && attributes.maxDynamicSharedSizeBytes < bytes) {
-    code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  }
-  return code == cudaSuccess ? XENT_OK : device_error(err, code, "loading a kernel");
 }
 
 // See chunks.cuh. `size`: of an element.
@@ -161,7 +126,8 @@ xent_status Plan::load(xent_error *err) {
   status = prepare(forward_, kernels_->forward, kForwardBatch, 0, err);
   if (status == XENT_OK) status = prepare(both_, kernels_->both, kBatch, kRingBytes<kBatch>, err);
   for (const void *kernel : {kernels_->backward[capped][0], kernels_->backward[capped][1], address(reduce_rows_kernel),
-                             address(reduce_chunks_kernel), kRanksKernels[feature_set_], kEmptyKernel,
+                             address(reduce_chunks_kernel), kRanksKernels[feature_set_],
+                             kernels_->team_backward[capped][0], kernels_->team_backward[capped][1], kEmptyKernel,
                              scale_kernel_for(element_of(type)), scale_kernel_for(Element::f32)}) {
     if (status == XENT_OK) status = load_kernel(kernel, 0, err);
   }
@@ -281,17 +247,12 @@ xent_status Plan::run(const Sweep &sweep, const Params &params, bool follows, vo
     if (sweep.shape.path == Path::block) {
       return launch(kernel, p.rows, warps * 32, 0, follows, args, stream, "block kernel", err);
     }
-    const int64_t resident = int64_t{processors_} * kTeamBlocks * (kTeamThreads / 32);
-    p.geometry.rows = team_rows(p.rows, sweep.shape.span, resident);
-    return launch(kernel, ceil_div(p.rows, int64_t{kTeamThreads / 32} * p.geometry.rows), kTeamThreads, 0, follows,
-                  args, stream, "team kernel", err);
+    return run_teams(kernel, p, follows, stream, err);
   }
   if (!sweep.splits(p.rows)) {
     const int cluster = sweep.shape.cluster;
-    const int64_t blocks =
-        &sweep == &forward_
-            ? forward_blocks(p.rows, p.classes * size, sweep.blocks)
-            : std::min<int64_t>(p.rows * cluster, sweep.blocks);
+    const int64_t blocks = &sweep == &forward_ ? forward_blocks(p.rows, p.classes * size, sweep.blocks)
+                                               : std::min<int64_t>(p.rows * cluster, sweep.blocks);
     return launch(sweep.rows, blocks, warps / cluster * 32, sweep.shared, follows, args, stream, "rows kernel", err,
                   cluster);
   }
@@ -302,8 +263,23 @@ xent_status Plan::run(const Sweep &sweep, const Params &params, bool follows, vo
                 "combine kernel", err);
 }
 
+// Teams of lanes on short rows.
+xent_status Plan::run_teams(const void *kernel, Params &p, bool follows, void *stream, xent_error *err) const {
+  const int64_t resident = int64_t{processors_} * kTeamBlocks * (kTeamThreads / 32);
+  p.geometry.rows = team_rows(p.rows, p.geometry.span, resident);
+  void *args[] = {&p};
+  return launch(kernel, ceil_div(p.rows, int64_t{kTeamThreads / 32} * p.geometry.rows), kTeamThreads, 0, follows, args,
+                stream, "team kernel", err);
+}
+
 xent_status Plan::gradient(const Params &params, bool follows, void *stream, xent_error *err) const {
   Params p = params;
+  const int64_t held = ceil_div(options_.columns, lanes_);
+  if (held <= kTeamVectors) {
+    p.geometry = geometry_of(team_shape(held));
+    const bool even = is_even(p, static_cast<int64_t>(element_size(options_.logits_dtype)));
+    return run_teams(kernels_->team_backward[options_.softcap != 0.0 ? 1 : 0][even ? 1 : 0], p, follows, stream, err);
+  }
   const bool wide = lanes_ == 8 && p.grad_logits.type == Element::f32;
   const void *kernel = kernels_->backward[options_.softcap != 0.0 ? 1 : 0][wide ? 1 : 0];
   const int64_t vectors = ceil_div(options_.vocab + lanes_ - 1, lanes_);  // a misaligned row begins inside a vector

@@ -55,6 +55,7 @@ class Plan {
   Workspace workspace(const Sweep &sweep, bool gradient) const;
   Params params(const xent_problem &problem, const Sweep &sweep) const;
   xent_status run(const Sweep &sweep, const Params &params, bool follows, void *stream, xent_error *err) const;
+  xent_status run_teams(const void *kernel, Params &params, bool follows, void *stream, xent_error *err) const;
   xent_status gradient(const Params &params, bool follows, void *stream, xent_error *err) const;
   xent_status reduce_forward(const Params &params, void *stream, xent_error *err) const;
   xent_status reduce(const Params &params, int what, bool follows, void *stream, xent_error *err) const;

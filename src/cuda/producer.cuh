@@ -4,8 +4,8 @@
 // The stream of logits into a warp, as addresses.
 //
 // A row is cut into batches of N * 32 vectors; batch b belongs to warp b % warps of those that share the row. What a
-// warp has used up it fetches anew at once, the next batch of its stream, which runs on into the rows to come: loads are
-// in flight while it merges and writes, and no barrier stands in the stream.
+// warp has used up it fetches anew at once, the next batch of its stream, which runs on into the rows to come: loads
+// are in flight while it merges and writes, and no barrier stands in the stream.
 //
 // What is fetched are 16-byte chunks as they lie in memory, aligned, with -inf in the bytes that are not the row's.
 // Vector k of a row holds columns [k * kLanes, (k + 1) * kLanes) whatever the address: two neighbouring chunks and a
@@ -19,8 +19,8 @@ namespace xent::cuda {
 inline constexpr int kForwardBatch = 8;  // vectors of a lane, in registers
 inline constexpr int kBatch = 4;         // in stages, and of the backward kernel
 
-// Batches of N vectors that one accumulator adds up: a piece of a row. Pieces are merged by a tree of their own, so that
-// any warp may have any of them.
+// Batches of N vectors that one accumulator adds up: a piece of a row. Pieces are merged by a tree of their own, so
+// that any warp may have any of them.
 __host__ __device__ constexpr int serial_of(int batch) { return 16 / batch; }
 template <int N>
 inline constexpr int kSerial = serial_of(N);
@@ -108,6 +108,9 @@ class Producer {
  public:
   __device__ __forceinline__ Producer(int64_t first, int step) : walk_(first, step) {}
 
+  // Whether no row was found to fetch.
+  __device__ __forceinline__ bool empty() const { return row_ == nullptr; }
+
   template <class Sink>
   __device__ __forceinline__ void fetch(const Params &p, const Share &share, Sink sink) {
     if (!is_whole(p, share)) return fetch_edge(p, share, sink);
@@ -117,9 +120,7 @@ class Producer {
   }
 
   // Whether the next batch is one of whole chunks. It may then be fetched vector by vector, and passed.
-  __device__ __forceinline__ bool is_whole(const Params &p, const Share &share) {
-    return whole_ > 0 || seek(p, share);
-  }
+  __device__ __forceinline__ bool is_whole(const Params &p, const Share &share) { return whole_ > 0 || seek(p, share); }
   template <class Sink>
   __device__ __forceinline__ void fetch_one(int i, Sink sink) const {
     sink.copy(i, from_ + i * 512, kGrad && is_read_again_ ? kReadAgain : kReadOnce);

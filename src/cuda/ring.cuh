@@ -122,6 +122,8 @@ class StageQueue {
   };
   __device__ __forceinline__ Refill refill(const Params &, const Share &, uint4 (&)[N]) { return {}; }
 
+  __device__ __forceinline__ bool empty() const { return producer_.empty(); }
+
   __device__ __forceinline__ void go_back(int batches) {
     at_ -= batches * kStageBytes<N>;
     if (at_ < begin_) at_ += kRingBytes<N>;

@@ -114,6 +114,19 @@ struct GradRow {
   __device__ __forceinline__ bool plain() const { return drop == 1.0f && lift <= kExactLift; }
 };
 
+__device__ __forceinline__ GradRow from_lane(const GradRow &grad, int lane) {
+  GradRow all;
+  all.zero = __shfl_sync(0xffffffffu, static_cast<int>(grad.zero), lane) != 0;
+  all.m = __shfl_sync(0xffffffffu, grad.m, lane);
+  all.lift = __shfl_sync(0xffffffffu, grad.lift, lane);
+  all.scale = __shfl_sync(0xffffffffu, grad.scale, lane);
+  all.shift = __shfl_sync(0xffffffffu, grad.shift, lane);
+  all.shift_target = __shfl_sync(0xffffffffu, grad.shift_target, lane);
+  all.drop = __shfl_sync(0xffffffffu, grad.drop, lane);
+  all.target = __shfl_sync(0xffffffffu, grad.target, lane);
+  return all;
+}
+
 // What the loss was divided by; 1 where by nothing. `divisor` is a tensor that forward or the caller has filled.
 __device__ __forceinline__ float read_divisor(const Params &p) {
   if (p.own_divisor != nullptr) return *p.own_divisor;
