@@ -77,6 +77,8 @@ def draw(records: list[dict], environment: str, path: str) -> None:
                     linestyle=":",
                 )
         axis.set(title=title, xlabel="vocabulary", ylabel=unit, xscale="log", yscale="log")
+        if value is memory:
+            axis.set_ylim(bottom=0.005)  # less than 5 bytes a row is nothing, which a logarithm does not show
         for scale in (axis.xaxis, axis.yaxis):
             scale.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
             scale.set_minor_formatter(ticker.NullFormatter())
