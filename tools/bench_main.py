@@ -9,6 +9,7 @@ import datetime
 import json
 import pathlib
 import shlex
+import signal
 import sys
 import time
 from itertools import groupby
@@ -281,6 +282,7 @@ def main(argv: list[str]) -> int:
     bench = Bench(args, device, limits, environment)
     selected = cases_of.select(args.device, args.quick, args.works, args.dtypes, args.shapes)
     report.head()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit of the caller's, too, keeps what there is
     try:
         if cases_of.wants_host(args.device, args.works, args.shapes):
             bench.host(contestants[0])

@@ -67,4 +67,13 @@ Constants constants_of(const xent_options &o) {
   return c;
 }
 
+bool is_even(const Params &p, int64_t size) {
+  const auto lies_so = [size](const Tensor &t) {
+    return t.rank <= 1 && t.col_stride == 1 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0 &&
+           (t.rank == 0 || t.stride[0] * size % 16 == 0);
+  };
+  if (p.classes * size % 16 != 0 || p.vocab != p.classes || !lies_so(p.logits)) return false;
+  return p.grad_logits.data == nullptr || (p.grad_logits.type == p.logits.type && lies_so(p.grad_logits));
+}
+
 }  // namespace xent::cuda

@@ -49,16 +49,6 @@ int feature_set_of(const xent_options &o) {
   return set;
 }
 
-// See chunks.cuh. `size`: of an element.
-bool is_even(const Params &p, int64_t size) {
-  const auto lies_so = [size](const Tensor &t) {
-    return t.rank <= 1 && t.col_stride == 1 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0 &&
-           (t.rank == 0 || t.stride[0] * size % 16 == 0);
-  };
-  if (p.classes * size % 16 != 0 || p.vocab != p.classes || !lies_so(p.logits)) return false;
-  return p.grad_logits.data == nullptr || (p.grad_logits.type == p.logits.type && lies_so(p.grad_logits));
-}
-
 }  // namespace
 
 xent_status Plan::create(const Driver &driver, const xent_options &options, Plan **out, xent_plan_info *info,

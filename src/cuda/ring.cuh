@@ -3,8 +3,8 @@
 
 // Where the stream of a warp waits until it is used.
 //
-// Forward fetches into registers, one batch of 8 vectors, each as soon as the one before it is used up. (Two of 4, or
-// stages in shared memory, gave 1 to 5 % less.)
+// Forward fetches into registers, one batch of 8 vectors, each as soon as the one before it is used up. (Two of 4, two
+// of 8, or stages in shared memory, gave 1 to 5 % less.)
 //
 // With the gradient a row's batches are needed twice, and a warp has kStages stages of shared memory, filled by
 // cp.async. The last `keep` batches of a row stay in their stages from the sweep to the gradient, the others are
