@@ -143,6 +143,7 @@ def _layouts(rank, ranks, device, host_waits):
         ),
         (lambda: loss(classes=total + 1 if last else None), not last, f"given {[*[0] * (ranks - 1), total + 1]} as"),
         (lambda: loss(classes=-1 if last else None), not last, f"given {[*[0] * (ranks - 1), -1]} as classes"),
+        (lambda: loss(classes=10**400 if last else None), not last, f"given {[*[0] * (ranks - 1), 2**53]} as classes"),
         (lambda: loss(classes=total + 1), False, f"classes: {total + 1} do not fit into {ranks} ranks of {columns}"),
         (lambda: loss(0), False, f"classes: 0 do not fit into {ranks} ranks of 0 columns"),
         (lambda: of_dtensor(columns + last), not last, f"hold {grown} columns of DTensors that have {[*given, total]}"),
@@ -158,6 +159,27 @@ def _layouts(rank, ranks, device, host_waits):
             with one_gather(size), refused(message):
                 call()
         good()
+
+
+def _square(rank, ranks, device, seed):
+    """A rank's part [2, 5, 5] is not taken for [N, C, d1], which the whole could not be."""
+    rng = np.random.default_rng(seed)
+    x, t = logits(rng, (2, 5, 5 * ranks), device=device), targets(rng, (2, 5), 5 * ranks, device=device)
+    part = x.detach()[..., 5 * rank : 5 * rank + 5].contiguous()
+    assert_loss(xt.cross_entropy(part, t, process_group=torch.distributed.group.WORLD), want(x, t))
+
+
+def _recorded(ranks):
+    """Where calls are noted down instead of run, there is nothing to gather."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x, t, group = torch.zeros(4, 5), torch.arange(4), torch.distributed.group.WORLD
+    for options in {}, {"class_offsets": [5 * r for r in range(ranks + 1)]}:
+        with FakeTensorMode(allow_non_fake_inputs=True), refused("not supported under FakeTensorMode"):
+            xt.cross_entropy(x, t, process_group=group, **options)
+        with refused("not supported under FakeTensorMode"):
+            make_fx(lambda a, options=options: xt.cross_entropy(a, t, process_group=group, **options))(x)
 
 
 def _own_reasons(rank, ranks):
@@ -209,6 +231,8 @@ def _all(rank, ranks, device, seed):
         torch.cuda.set_device(rank)
         torch.set_default_device(f"cuda:{rank}")
     _sizes(rank, ranks, device, seed)
+    _square(rank, ranks, device, seed)
+    _recorded(ranks)
     for host_waits in (True, False) if device == "cpu" else (False,):
         _layouts(rank, ranks, device, host_waits)
         _own_reasons(rank, ranks)

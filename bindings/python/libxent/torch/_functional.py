@@ -116,6 +116,15 @@ def _is_compiled(_: torch.Tensor) -> bool:
     return torch.compiler.is_compiling()
 
 
+_MODES = getattr(torch._C, "_TorchDispatchModeKey", None)
+_RECORDING = [getattr(_MODES, name) for name in ("FAKE", "PROXY", "FUNCTIONAL") if hasattr(_MODES, name)]
+
+
+def _is_recorded() -> bool:
+    """Whether calls are noted down instead of run: then there is no memory to hand to the C library."""
+    return torch._C._len_torch_dispatch_stack() > 0 and any(torch._C._get_dispatch_mode(key) for key in _RECORDING)
+
+
 def _is_traced(logits: torch.Tensor) -> bool:
     """Whether an operator must be called: a compiler, a mode or a transform looks on, or there is no plain memory."""
     return (
@@ -192,7 +201,8 @@ def cross_entropy(
       softcap          logits become softcap * tanh(logits / softcap); 0: off
       logit_scale      logits are multiplied by it first
       classes          real classes, where the last ones are padding. Default: all
-      class_dim        dimension of the classes. Default: 1 where the target's shape allows it, as in PyTorch, else -1
+      class_dim        dimension of the classes. Default: 1 where the target's shape allows it, as in PyTorch, else -1;
+                       -1 with process_group
       empty_mean_is_nan  "mean" over no rows is NaN, as in PyTorch; otherwise 0. Gradients are 0 either way
       overwrite_logits  backward writes the gradient over the logits instead of into new memory. It then runs once, and
                        the logits' values are lost; whoever else needs them in backward gets PyTorch's error. Logits
@@ -252,13 +262,17 @@ def cross_entropy(
     if process_group is not None or class_offsets is not None or is_dtensor:
         if fused or _is_compiled(input):
             raise InvalidArgument("process_group: not supported with fused=True, nor under torch.compile")
+        if _is_recorded():
+            raise InvalidArgument("process_group: not supported under FakeTensorMode, make_fx and functionalize")
         if is_dtensor:
             if process_group is not None or class_offsets is not None or class_dim not in (None, -1, input.dim() - 1):
                 raise InvalidArgument("input: a DTensor says itself how its classes, the last dimension, are split")
             input, process_group, class_offsets = _parallel.local_of(input)
             target, mask = _parallel.whole(target, "target"), _parallel.whole(mask, "mask")
             weight, row_weights = _parallel.whole(weight, "weight"), _parallel.whole(row_weights, "row_weights")
-            denominator, class_dim = _parallel.whole(denominator, "denominator"), -1
+            denominator = _parallel.whole(denominator, "denominator")
+        if class_dim is None or is_dtensor:
+            class_dim = -1  # by shape a rank's part could be taken for another layout than the whole
     logits = _layout(input, target, class_dim)
     if classes is not None and type(classes) is not int:
         classes = integer("classes", classes)
@@ -289,7 +303,7 @@ def cross_entropy(
         split = _parallel.split_of(logits, target, process_group, class_offsets, spec, wants, is_dtensor)
     if split is None:
         return _loss(*arguments, None)
-    with split.gather:  # the other ranks wait for this one, whatever is refused
+    with split.gather:  # the other ranks wait for this one, whatever is refused before its turn
         return _loss(*arguments, split)
 
 

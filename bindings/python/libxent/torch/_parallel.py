@@ -47,7 +47,8 @@ def split_of(
     if class_offsets is None:
         if ranks == 1:
             return None
-        layout = Layout(columns, classes or 0, (columns,) * ranks, _UNEQUAL)
+        # A tag holds no more than 2^53, and so many are refused below.
+        layout = Layout(columns, max(-1, min(classes or 0, 1 << 53)), (columns,) * ranks, _UNEQUAL)
         total = columns * ranks if classes is None else classes
         class_offsets = [min(rank * columns, total) for rank in range(ranks)] + [total]
     elif len(class_offsets) != ranks + 1:
