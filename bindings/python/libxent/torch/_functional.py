@@ -227,8 +227,10 @@ def cross_entropy(
                        first columns. Default: all ranks hold equally many columns, those beyond `classes` are padding;
                        the same all-gather then has 16 bytes more of each rank, to check it, and raises on all of them.
                        On CUDA the host waits for that once for each layout; if a later call breaks with it, ranks to
-                       which theirs is not new get a NaN loss instead, as all others do where one raises for a reason of
-                       its own
+                       which theirs is not new get a NaN loss instead, as the others mostly do where one raises because
+                       of its mask, weight or logits. What one rank alone refuses earlier (types, shapes and options of
+                       its arguments; with class_offsets anything) leaves the others waiting for it; of row_weights and
+                       denominator it leaves them a loss
       return_lse, return_entropy, return_predicted, return_row_counts
                        return a CrossEntropyOutput with these beside the loss; they carry no gradient
 
