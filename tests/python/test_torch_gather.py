@@ -174,12 +174,22 @@ def _recorded(ranks):
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    x, t, group = torch.zeros(4, 5), torch.arange(4), torch.distributed.group.WORLD
-    for options in {}, {"class_offsets": [5 * r for r in range(ranks + 1)]}:
+    t, group = torch.arange(4), torch.distributed.group.WORLD
+
+    def equal(x):
+        return xt.cross_entropy(x, t, process_group=group)
+
+    def offsets(x, step=5):
+        return xt.cross_entropy(x, t, process_group=group, class_offsets=[step * r for r in range(ranks + 1)])
+
+    x = torch.zeros(4, 5)
+    for call in equal, lambda x: offsets(x):
         with FakeTensorMode(allow_non_fake_inputs=True), refused("not supported under FakeTensorMode"):
-            xt.cross_entropy(x, t, process_group=group, **options)
+            call(x)
         with refused("not supported under FakeTensorMode"):
-            make_fx(lambda a, options=options: xt.cross_entropy(a, t, process_group=group, **options))(x)
+            make_fx(call)(x)
+    with refused("class_offsets: expected an integer"):
+        offsets(x, 5.5)
 
 
 def _own_reasons(rank, ranks):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .._library import InvalidArgument
+from .._library import InvalidArgument, integer
 from ._gather import Gather, Layout
 from ._plans import Spec, Split, Wants, partial_width
 
@@ -55,7 +55,7 @@ def split_of(
         raise InvalidArgument(
             f"class_offsets: expected {ranks + 1} offsets for {ranks} ranks, got {len(class_offsets)}"
         )
-    offsets = tuple(int(offset) for offset in class_offsets)
+    offsets = tuple(offset if type(offset) is int else integer("class_offsets", offset) for offset in class_offsets)
     total = offsets[-1]
     if of_dtensor:
         widths = tuple(stop - start for start, stop in zip(offsets, offsets[1:]))
