@@ -24,7 +24,7 @@
 namespace {
 
 template <class Body>
-xent_status guarded(const char *function, xent_error *err, Body &&body) {
+XENT_CATCHES_THREAD_ENDS xent_status guarded(const char *function, xent_error *err, Body &&body) {
   try {
     return body();
   } catch (const std::bad_alloc &) {

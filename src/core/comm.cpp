@@ -58,7 +58,8 @@ void xent_comm::spend(const char *what, const std::string &reason, int32_t nativ
 
 // Whatever way a callback fails, the communicator is spent.
 template <class Body>
-xent_status xent_comm::guarded(const char *function, const char *what, xent_error *err, const Body &body) {
+XENT_CATCHES_THREAD_ENDS xent_status xent_comm::guarded(const char *function, const char *what, xent_error *err,
+                                                        const Body &body) {
   xent::PluginError given;
   std::string reason;
   try {
