@@ -36,11 +36,11 @@ __device__ __forceinline__ float tree_sum(float (&a)[N]) {
   return a[0];
 }
 
-// Vectors first, first + span, ... of a row with `columns` columns; what lies beyond them is -inf.
 struct NoRefill {
   __device__ __forceinline__ void one(int) const {}
 };
 
+// Vectors first, first + span, ... of a row with `columns` columns; what lies beyond them is -inf.
 // `refill`: told of each vector that is used up.
 template <typename T, unsigned F, int N, class Refill>
 __device__ __forceinline__ void add_batch(Partial &part, uint4 (&v)[N], int first, int64_t columns, const Constants &c,

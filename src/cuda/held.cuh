@@ -43,7 +43,7 @@ inline constexpr int kTeamBlocks = 4;  // an SM
 inline constexpr int kHeld = 8;
 inline constexpr int kHeldThreads = 768;  // of an SM, and of a block at most
 
-// The gradient of a row that a team of `size` lanes holds, from vector `held` on; the batches before are read again.
+// The gradient of a row: of what the team holds, of the batches before, which are read again, and of what is behind.
 template <typename T, typename G, unsigned F, int K>
 __device__ __forceinline__ void put_row_as(const Params &p, int64_t row, uint32_t shift, const TeamPlace &place,
                                            const uint4 (&v)[K], const GradRow &grad) {

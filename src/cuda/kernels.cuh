@@ -5,8 +5,7 @@
 //
 //   forward_kernel   a warp a row, and then the next. Bytes: logits once, then 8 a row. (Rows of more warps have to be
 //                    merged: 2 % slower with 2 warps, 8 % with 8.)
-//   both_kernel      a block a row, and then the next: sweep and gradient. Bytes: logits once from memory, and once
-//   more
+//   both_kernel      a block a row, and then the next: sweep and gradient. Bytes: logits once from memory, once more
 //                    from L2 what the stages do not keep; one write.
 //   split_kernel     a warp for each piece of a row, for few rows: leaves its partial in the workspace.
 //   combine_kernel   a block a row: merges them and writes the row's outputs, with the bits of the first two.
