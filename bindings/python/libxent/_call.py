@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from . import _abi, _frame
 from ._dlpack import CPU, CUDA, DTYPES, NAMES, DType, Tensor, dtype_name
-from ._frame import SCRATCH, Frame
+from ._frame import SCRATCH
 from ._framework import Device, Framework
 from ._frameworks import by_type, framework_of
 from ._library import Context, Error, InvalidArgument, check, integer, lib, real
@@ -92,47 +92,57 @@ class Call:
     """One call of a plan: borrowed tensors, new outputs, and their release however it ends."""
 
     __slots__ = (
-        "_facts", "at_logits", "frame", "handle", "held", "later", "lead", "logits", "memory", "plan", "results",
-        "stream", "taken", "tracker", "written",
+        "_facts", "at_logits", "frame", "held", "later", "lead", "logits", "memory", "plan", "put", "results",
+        "strange", "stream", "taken", "written",
     )  # fmt: skip
 
     name = "logits"  # of the array that leads: it gives the shape and the framework
     writes = False  # that array is an output
 
-    def __init__(self, plan: Plan, logits: Any) -> None:
+    def run(self, plan: Plan, logits: Any, function: Any, describe: Callable[[Any, tuple], Any], rest: tuple) -> Result:
+        """Makes the call. `describe` gives, of `rest`, the address of the arguments, or what ctypes takes for one.
+
+        In one go and without keywords or *rest, which would cost a tenth of it.
+        """
         handle = plan._handle
         if handle is None:
             raise InvalidArgument("plan: it was closed")
-        self.plan, self.handle, self.logits = plan, handle, logits
+        self.plan, self.logits = plan, logits
         self.held: list[Tensor] = []  # to be released
         self.taken: list[tuple[str, Any, bool]] = []  # name, array, writable: put on trust, one a slot of the frame
         self.results: list[Any] = [None] * 8  # as Result has fields
         self.later: dict[int, Callable[[], Any]] | None = None  # results that are made once they are written
-        self.written: list[Any] = []
-        self.tracker: Framework | None = None
+        self.written: list[Any] = []  # outputs of the framework of the logits
+        self.strange: list[tuple[Framework, Any]] | None = None  # of others
         self._facts: tuple[tuple[int, ...], Device] | None = None
         self.lead = lead = by_type.get(type(logits)) or framework_of(logits)
-        self.frame: Frame | None = _frame.take()
+        self.put = put = lead.put
+        self.frame = frame = _frame.take()
         try:
-            self.at_logits = lead.put(self, self.name, logits, self.writes)
+            self.at_logits = put(self, self.name, logits, self.writes)
             kind, device = plan._device
             self.stream = lead.stream(self, device) if kind == CUDA else 0
-        except BaseException:
-            self.__exit__()
+            status = function(handle.pointer, describe(self, rest), frame.address)
+            if status:
+                check(status, frame)
+            if lead.finishes:
+                lead.finish(self.device)
+            if self.written:
+                lead.wrote(self.written)
+            if self.strange is not None:
+                for framework, array in self.strange:
+                    framework.wrote([array])
+            if self.later is not None:
+                for index, make in self.later.items():
+                    self.results[index] = make()
+            return tuple.__new__(Result, self.results)  # Result(*...) by its shortest way
+        except Error:
+            self._explain()
             raise
-
-    def __enter__(self) -> Call:
-        return self
-
-    def __exit__(self, kind: type | None = None, *_: Any) -> None:
-        try:
-            if kind is not None and issubclass(kind, Error):
-                self._explain()
         finally:
             for tensor in self.held:
                 tensor.release()
-            _frame.give_back(self.frame)
-            self.frame = None
+            _frame.give_back(frame)
 
     def _explain(self) -> None:
         """The call failed: the first array that its framework refuses is the reason."""
@@ -175,8 +185,8 @@ class Call:
     def input(self, name: str, obj: Any) -> int:
         if obj is None:
             return 0
-        framework = by_type.get(type(obj))
-        return framework.put(self, name, obj) if framework is self.lead else self.take(name, obj)
+        put = self.put
+        return put(self, name, obj) if by_type.get(type(obj)) is self.lead else self.take(name, obj)
 
     def number(self, name: str, obj: Any, dtype: DType) -> int:
         """An input that may be a Python number, of that type."""
@@ -199,16 +209,14 @@ class Call:
             elif form != _MATRIX:
                 shape = () if form == _SCALAR else (3,)
             return self.lead.new(self, index, shape, dtype)
-        framework = by_type.get(type(obj))
-        if framework is self.lead:
-            address = framework.put(self, _NAMES[index], obj, True)
+        if by_type.get(type(obj)) is self.lead:
+            put = self.put
+            address = put(self, _NAMES[index], obj, True)
+            self.written.append(obj)
         else:
             address = self.take(_NAMES[index], obj, True)
-            framework = framework_of(obj)
+            self.strange = [*(self.strange or ()), (framework_of(obj), obj)]
         self.results[index] = obj
-        if framework.tracks_writes:
-            self.tracker = framework
-            self.written.append(obj)
         return address
 
     def workspace(self, size: int) -> int:
@@ -220,28 +228,18 @@ class Call:
             return self.frame.workspace(size, plan._info.alignment)
         return self.lead.workspace(self, size, plan._info.alignment)
 
-    def forward(
-        self,
-        workspace_bytes: int,
-        targets: Any,
-        mask: Any,
-        row_weights: Any,
-        denominator: Any,
-        loss: Any,
-        stats: Any,
-        divisor: Any,
-        lse: Any,
-        entropy: Any,
-        predicted: Any,
-        row_counts: Any,
-    ) -> int:
+    def forward(self, rest: tuple) -> int:
         """The address of the arguments of xent_forward."""
+        (
+            workspace_bytes, targets, mask, row_weights, denominator,
+            loss, stats, divisor, lse, entropy, predicted, row_counts,
+        ) = rest  # fmt: skip
         plan, take, output = self.plan, self.input, self.output
         acc, index = plan._acc, plan._target_dtype
-        workspace = self.workspace(workspace_bytes) if workspace_bytes else 0
-        return self.frame.forward(
+        args = self.frame.forward
+        args.pack(
             self.stream,
-            workspace,
+            self.workspace(workspace_bytes) if workspace_bytes else 0,
             workspace_bytes,
             self.at_logits,
             take("targets", targets),
@@ -256,24 +254,16 @@ class Call:
             0 if predicted is None else output(_PREDICTED, predicted, index, _ROWS),
             0 if row_counts is None else output(_ROW_COUNTS, row_counts, index, _TRIPLE),
         )
+        return args.address
 
     def denominator(self, value: Any) -> int:
         return self.number("denominator", value, DTYPES["int64" if isinstance(value, numbers.Integral) else "float32"])
 
-    def backward(
-        self,
-        workspace_bytes: int,
-        targets: Any,
-        mask: Any,
-        row_weights: Any,
-        stats: Any,
-        divisor: Any,
-        grad_loss: Any,
-        grad_logits: Any,
-        grad_dtype: Any,
-    ) -> int:
+    def backward(self, rest: tuple) -> int:
         """The address of the arguments of xent_backward."""
-        return self.frame.backward(
+        workspace_bytes, targets, mask, row_weights, stats, divisor, grad_loss, grad_logits, grad_dtype = rest
+        args = self.frame.backward
+        args.pack(
             self.stream,
             self.workspace(workspace_bytes),
             workspace_bytes,
@@ -286,6 +276,14 @@ class Call:
             self.upstream(grad_loss),
             self.gradient(grad_logits, grad_dtype),
         )
+        return args.address
+
+    def loss_and_grad(self, rest: tuple) -> int:
+        """The address of the arguments of xent_loss_and_grad."""
+        forward, grad_loss, grad_logits, grad_dtype = rest
+        args = self.frame.loss_and_grad
+        args.pack(self.forward(forward), self.upstream(grad_loss), self.gradient(grad_logits, grad_dtype))
+        return args.address
 
     def upstream(self, grad_loss: Any) -> int:
         return 0 if grad_loss is None else self.number("grad_loss", grad_loss, self.plan._acc)
@@ -307,20 +305,6 @@ class Call:
     def _dtype_of(self, obj: Any) -> DType:
         return DTYPES[dtype_name(obj.dtype)] if hasattr(obj, "dtype") else self.plan._logits_dtype
 
-    def run(self, function: Any, args: Any) -> Result:
-        frame = self.frame
-        status = function(self.handle.pointer, args, frame.address)
-        if status:
-            check(status, frame)
-        if self.lead.finishes:
-            self.lead.finish(self.device)
-        if self.tracker is not None:
-            self.tracker.wrote(self.written)
-        if self.later is not None:
-            for index, make in self.later.items():
-                self.results[index] = make()
-        return tuple.__new__(Result, self.results)  # Result(*...) by its shortest way
-
 
 class ScaleCall(Call):
     """A call without logits: the gradient leads."""
@@ -329,16 +313,17 @@ class ScaleCall(Call):
     name = "grad_logits"
     writes = True
 
-    def scale_grad(self, targets: Any, mask: Any, grad_loss: Any) -> int:
+    def scale_grad(self, rest: tuple) -> int:
         """The address of the arguments of xent_scale_grad."""
+        targets, mask, grad_loss = rest
         self.results[_GRAD] = self.logits
-        if self.lead.tracks_writes:
-            self.tracker = self.lead
-            self.written.append(self.logits)
-        return self.frame.scale_grad(
+        self.written.append(self.logits)
+        args = self.frame.scale_grad
+        args.pack(
             self.stream,
             self.input("targets", targets),
             self.input("mask", mask),
             self.upstream(grad_loss),
             self.at_logits,
         )
+        return args.address

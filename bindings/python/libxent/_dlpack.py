@@ -212,9 +212,10 @@ def consume(capsule: Any, name: str, *, writable: bool = False) -> Tensor:
 def array_data(array: Any) -> int:
     """The address of a NumPy array's data: `array.__array_interface__["data"][0]` at half the cost."""
     capsule = array.__array_struct__  # owns what is read here: a name keeps it, whatever the collector runs meanwhile
-    return ctypes.c_size_t.from_address(_get_pointer(capsule, None) + _DATA).value
+    return _word_at(_get_pointer(capsule, None) + _DATA).value
 
 
+_word_at = ctypes.c_size_t.from_address
 _DATA = 40  # of PyArrayInterface: five ints and their padding, shape, strides
 
 # ---- The C exchange API of DLPack 1.3, which some frameworks offer beside __dlpack__ ----

@@ -9,6 +9,7 @@ __dlpack__, a finaliser) share one.
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from collections.abc import Sequence
 
@@ -18,9 +19,13 @@ TENSORS = 14  # as many as a call has
 SCRATCH = 64 << 10
 MAX_RANK = 9  # [8 leading dimensions, vocab]; more goes another way and is refused
 
-_HEADER = struct.Struct("@PiiiBBHPPQ")  # a DLTensor
-assert _HEADER.size == ctypes.sizeof(_abi.DLTensor)
-_SIZES = tuple(struct.Struct(f"@{rank}q") for rank in range(MAX_RANK + 1))
+_HEADER = ctypes.sizeof(_abi.DLTensor)
+_SLOT = _HEADER + 16 * MAX_RANK
+# A DLTensor and behind it its shape, or shape and strides.
+_PACKED = tuple(struct.Struct(f"@PiiiBBHPPQ{rank}q").pack_into for rank in range(MAX_RANK + 1))
+_STRIDED = tuple(struct.Struct(f"@PiiiBBHPPQ{2 * rank}q").pack_into for rank in range(MAX_RANK + 1))
+assert struct.calcsize("@PiiiBBHPPQ") == _HEADER
+_HEAD = 2  # fields that every argument struct begins with, struct_size and next: they stay as they are
 
 
 class Layout:
@@ -32,7 +37,7 @@ class Layout:
         if declared != fields or getattr(kind, fields[-1]).offset != 8 * len(fields) - 8:
             raise ImportError(f"libxent: _frame.py does not fit {kind.__name__}: {declared}")
         self.size = 8 * len(fields)
-        self.pack_into = struct.Struct(f"@{len(fields)}P").pack_into
+        self.pack_into = struct.Struct(f"@{len(fields) - _HEAD}P").pack_into
 
 
 FORWARD = Layout(
@@ -47,22 +52,32 @@ BACKWARD = Layout(
 )
 LOSS_AND_GRAD = Layout(_abi.LossAndGradArgs, "struct_size next forward grad_loss grad_logits")
 SCALE_GRAD = Layout(_abi.ScaleGradArgs, "struct_size next stream targets mask grad_loss grad_logits")
+_LAYOUTS = (FORWARD, BACKWARD, LOSS_AND_GRAD, SCALE_GRAD)
+
+
+class Arguments:
+    """An argument struct of a frame, at `address`. `pack` writes all but its head."""
+
+    def __init__(self, layout: Layout, buffer: bytearray, place: int, address: int) -> None:
+        struct.pack_into("@PP", buffer, place, layout.size, 0)
+        self.pack = functools.partial(layout.pack_into, buffer, place + 8 * _HEAD)
+        self.address = address
 
 
 class Frame:
     """`tensors`: addresses of DLTensors. `struct`: an xent_error at `address`. `word`: for a pointer as a result."""
 
     def __init__(self) -> None:
-        tensors = TENSORS * _HEADER.size
-        self._sizes = tensors  # offset of shapes and strides
-        self._forward = tensors + TENSORS * 16 * MAX_RANK
-        self._other = self._forward + ctypes.sizeof(_abi.ForwardArgs)
-        other = max(map(ctypes.sizeof, (_abi.BackwardArgs, _abi.LossAndGradArgs, _abi.ScaleGradArgs)))
-        self._buffer = bytearray(self._other + other)
+        place = TENSORS * _SLOT
+        self._buffer = bytearray(place + sum(layout.size for layout in _LAYOUTS))
         self._pin = ctypes.c_char.from_buffer(self._buffer)  # it stays where it is
         base = ctypes.addressof(self._pin)
-        self.tensors = tuple(base + i * _HEADER.size for i in range(TENSORS))
-        self._base = base
+        structs = []
+        for layout in _LAYOUTS:
+            structs.append(Arguments(layout, self._buffer, place, base + place))
+            place += layout.size
+        self.forward, self.backward, self.loss_and_grad, self.scale_grad = structs
+        self.tensors = tuple(base + i * _SLOT for i in range(TENSORS))
         self._scratch, self._scratch_pin, self._scratch_address = bytearray(), None, 0
         self.word = ctypes.c_void_p()
         self.word_address = ctypes.addressof(self.word)
@@ -79,16 +94,16 @@ class Frame:
         strides: Sequence[int] | None = None,
     ) -> int:
         """Writes a DLTensor into a slot and gives its address. Strides are in elements; None: packed."""
-        rank = len(shape)
-        at, strides_at = self._sizes + slot * 16 * MAX_RANK, 0
-        _SIZES[rank].pack_into(self._buffer, at, *shape)
-        if strides is not None:
-            strides_at = at + 8 * MAX_RANK
-            _SIZES[rank].pack_into(self._buffer, strides_at, *strides)
-            strides_at += self._base
-        place = slot * _HEADER.size
-        _HEADER.pack_into(self._buffer, place, address, *device, rank, *dtype, 1, self._base + at, strides_at, 0)
-        return self._base + place
+        rank, place, at = len(shape), slot * _SLOT, self.tensors[slot]
+        (code, bits), (kind, index), sizes = dtype, device, at + _HEADER
+        if strides is None:
+            _PACKED[rank](self._buffer, place, address, kind, index, rank, code, bits, 1, sizes, 0, 0, *shape)
+        else:
+            _STRIDED[rank](
+                self._buffer, place, address, kind, index, rank, code, bits, 1, sizes, sizes + 8 * rank, 0,
+                *shape, *strides,
+            )  # fmt: skip
+        return at
 
     def workspace(self, size: int, alignment: int) -> int:
         """The address of so many bytes of host memory, at most SCRATCH, for this call."""
@@ -98,25 +113,6 @@ class Frame:
             self._scratch_pin = ctypes.c_char.from_buffer(self._scratch)
             self._scratch_address = ctypes.addressof(self._scratch_pin)
         return -(-self._scratch_address // alignment) * alignment
-
-    def forward(self, *values: int) -> int:
-        """The address of the arguments of xent_forward; `values` from `stream` on."""
-        FORWARD.pack_into(self._buffer, self._forward, FORWARD.size, 0, *values)
-        return self._base + self._forward
-
-    def backward(self, *values: int) -> int:
-        BACKWARD.pack_into(self._buffer, self._other, BACKWARD.size, 0, *values)
-        return self._base + self._other
-
-    def loss_and_grad(self, grad_loss: int, grad_logits: int) -> int:
-        """Those of xent_loss_and_grad, for what `forward` wrote."""
-        forward = self._base + self._forward
-        LOSS_AND_GRAD.pack_into(self._buffer, self._other, LOSS_AND_GRAD.size, 0, forward, grad_loss, grad_logits)
-        return self._base + self._other
-
-    def scale_grad(self, *values: int) -> int:
-        SCALE_GRAD.pack_into(self._buffer, self._other, SCALE_GRAD.size, 0, *values)
-        return self._base + self._other
 
 
 _pool: list[Frame] = []

@@ -40,8 +40,7 @@ class Framework:
     """
 
     name: str
-    tracks_writes = False  # `wrote` does something, `finish` does
-    finishes = False
+    finishes = False  # `finish` does something
 
     def tensor(self, obj: Any, name: str, writable: bool = False, stream: int | None = None) -> Tensor:
         """Borrows `obj`. `stream`: a CUDA producer must make its pending work precede that stream."""

@@ -14,13 +14,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 from . import _cuda, _dlpack
-from ._dlpack import CPU, CUDA, DTYPES, NAMES, DType, Tensor
+from ._dlpack import CPU, CUDA, DTYPES, NAMES, DType, Tensor, array_data
 from ._frame import MAX_RANK
 from ._framework import Device, Framework, dtype_of, seen_dtypes
 from ._library import Error, InvalidArgument
 
 if TYPE_CHECKING:
     from ._call import Call
+
+_HOST = (CPU, 0)
 
 
 class Generic(Framework):
@@ -54,13 +56,13 @@ class NumPy(Framework):
         return self._strided(obj, obj.__array_interface__["data"][0], dtype, (CPU, 0), name)
 
     def put(self, call: Call, name: str, obj: Any, writable: bool = False) -> int:
-        flags, dtype = obj.flags, self._native.get(obj.dtype)
-        fast = type(obj) is self._plain and dtype is not None and flags.c_contiguous and obj.ndim <= MAX_RANK
+        flags, dtype, shape = obj.flags, self._native.get(obj.dtype), obj.shape
+        fast = type(obj) is self._plain and dtype is not None and flags.c_contiguous and len(shape) <= MAX_RANK
         if not fast or (writable and not flags.writeable):
             return super().put(call, name, obj, writable)
         slot = len(call.taken)
         call.taken.append((name, obj, writable))
-        return call.frame.pack(slot, _dlpack.array_data(obj), dtype, (CPU, 0), obj.shape)
+        return call.frame.pack(slot, array_data(obj), dtype, _HOST, shape)
 
     def new(self, call: Call, index: int, shape: tuple[int, ...], dtype: DType) -> int:
         import numpy
@@ -69,7 +71,7 @@ class NumPy(Framework):
         return self.put(call, "output", array)
 
     def facts(self, call: Call, obj: Any) -> tuple[tuple[int, ...], Device]:
-        return obj.shape, (CPU, 0)
+        return obj.shape, _HOST
 
     def _strided(self, obj: Any, address: int, dtype: DType, device: Device, name: str) -> Tensor:
         size = obj.itemsize
@@ -124,7 +126,6 @@ class CuPy(NumPy):
 
 class Torch(Framework):
     name = "PyTorch"
-    tracks_writes = True
 
     def __init__(self) -> None:
         self._torch: Any = None
@@ -137,12 +138,13 @@ class Torch(Framework):
         if self._torch is not None:
             return
         torch = sys.modules["torch"]
-        self._is_neg, self._increment = torch.Tensor.is_neg, torch.autograd.graph.increment_version
+        self._increment = torch.autograd.graph.increment_version
         exchange = _dlpack.exchange_of(torch.Tensor)
         if exchange is None:  # before PyTorch 2.10
             self.put = self._put_by_hand
         else:
             self._export = exchange.tensor
+            self.put = self._put_by(exchange.tensor, torch.Tensor.is_neg)
             # Without CUDA in it, what PyTorch would answer is not our concern: the call will be refused.
             self._stream = exchange.stream if torch.version.cuda is not None else None
         self._types = {dtype: getattr(torch, name) for name, dtype in DTYPES.items() if hasattr(torch, name)}
@@ -164,18 +166,24 @@ class Torch(Framework):
         self._devices[obj.device] = device
         return Tensor(obj.data_ptr(), dtype_of(obj.dtype, name), device, obj.shape, obj.stride(), obj, self)
 
-    def put(self, call: Call, name: str, obj: Any, writable: bool = False) -> int:
-        # A lazy negation is the one thing that a DLTensor does not show and the C library cannot refuse.
-        if not self._is_neg(obj):
-            taken = call.taken
-            address = call.frame.tensors[len(taken)]
-            taken.append((name, obj, writable))
-            try:
-                if self._export(obj, address) == 0:
-                    return address
-            except Exception:  # not strided, without storage, ...
-                pass
-        return super().put(call, name, obj, writable)  # which refuses it, most likely
+    def _put_by(self, export: Callable, is_neg: Callable) -> Callable[..., int]:
+        """`put` through the C exchange API; what it needs is bound, as looking it up would take as long as using it."""
+        refuse = super().put
+
+        def put(call: Call, name: str, obj: Any, writable: bool = False) -> int:
+            # A lazy negation is the one thing that a DLTensor does not show and the C library cannot refuse.
+            if not is_neg(obj):
+                taken = call.taken
+                address = call.frame.tensors[len(taken)]
+                taken.append((name, obj, writable))
+                try:
+                    if export(obj, address) == 0:
+                        return address
+                except Exception:  # not strided, without storage, ...
+                    pass
+            return refuse(call, name, obj, writable)  # as it does, most likely
+
+        return put
 
     def _put_by_hand(self, call: Call, name: str, obj: Any, writable: bool = False) -> int:
         dtype, device = seen_dtypes.get(obj.dtype), self._devices.get(obj.device)
@@ -187,7 +195,8 @@ class Torch(Framework):
         return call.frame.pack(slot, obj.data_ptr(), dtype, device, obj.shape, obj.stride())
 
     def new(self, call: Call, index: int, shape: tuple[int, ...], dtype: DType) -> int:
-        array = self._torch.empty(shape, dtype=self._types[dtype], device=call.logits.device)
+        # Given by name the shape is parsed in two thirds of the time.
+        array = self._torch.empty(size=shape, dtype=self._types[dtype], device=call.logits.device)
         call.results[index] = array
         return self.put(call, "output", array)
 
@@ -204,7 +213,7 @@ class Torch(Framework):
 
     def facts(self, call: Call, obj: Any) -> tuple[tuple[int, ...], Device]:
         device = self._devices.get(obj.device)
-        return obj.shape, device or self.tensor(obj, "logits").device
+        return tuple(obj.shape), device or self.tensor(obj, "logits").device  # what is cut off a torch.Size is slow
 
     def describe(self, obj: Any, name: str) -> tuple[tuple[int, ...], DType, Device]:
         dtype, device = seen_dtypes.get(obj.dtype), self._devices.get(obj.device)

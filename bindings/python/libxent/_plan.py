@@ -217,14 +217,13 @@ class Plan:
         The others are outputs, shaped and typed as in Result: True for a new array, an array to write into, None for
         none. `divisor` is made by itself where something is divided. stats=None where no backward follows.
         """
-        with Call(self, logits) as call:
-            if divisor is None and stats is not None and (self._reduction == "mean" or denominator is not None):
-                divisor = True
-            size = self._info.forward_workspace_bytes
-            args = call.forward(
-                size, targets, mask, row_weights, denominator, loss, stats, divisor, lse, entropy, predicted, row_counts
-            )
-            return call.run(lib.xent_forward, args)
+        if divisor is None and stats is not None and (self._reduction == "mean" or denominator is not None):
+            divisor = True
+        rest = (
+            self._info.forward_workspace_bytes, targets, mask, row_weights, denominator,
+            loss, stats, divisor, lse, entropy, predicted, row_counts,
+        )  # fmt: skip
+        return Call().run(self, logits, lib.xent_forward, Call.forward, rest)
 
     def forward_partial(self, logits: Any, targets: Any, *, mask: Any = None, partial: Any = None) -> Any:
         """This rank's part of a forward over ranks: [rows, partial_width] of acc.
@@ -279,10 +278,9 @@ class Plan:
                                             overwrite_logits
         grad_dtype                          of a new array: the logits' type (default) or "float32"
         """
-        with Call(self, logits) as call:
-            size = self._info.backward_workspace_bytes
-            args = call.backward(size, targets, mask, row_weights, stats, divisor, grad_loss, grad_logits, grad_dtype)
-            return call.run(lib.xent_backward, args).grad
+        size = self._info.backward_workspace_bytes
+        rest = (size, targets, mask, row_weights, stats, divisor, grad_loss, grad_logits, grad_dtype)
+        return Call().run(self, logits, lib.xent_backward, Call.backward, rest).grad
 
     def loss_and_grad(
         self,
@@ -304,13 +302,12 @@ class Plan:
         row_counts: Any = None,
     ) -> Result:
         """Loss and gradient in one call, for an upstream gradient known in advance; arguments as above."""
-        with Call(self, logits) as call:
-            size = self._info.loss_and_grad_workspace_bytes
-            call.forward(
-                size, targets, mask, row_weights, denominator, loss, stats, divisor, lse, entropy, predicted, row_counts
-            )
-            args = call.frame.loss_and_grad(call.upstream(grad_loss), call.gradient(grad_logits, grad_dtype))
-            return call.run(lib.xent_loss_and_grad, args)
+        forward = (
+            self._info.loss_and_grad_workspace_bytes, targets, mask, row_weights, denominator,
+            loss, stats, divisor, lse, entropy, predicted, row_counts,
+        )  # fmt: skip
+        rest = (forward, grad_loss, grad_logits, grad_dtype)
+        return Call().run(self, logits, lib.xent_loss_and_grad, Call.loss_and_grad, rest)
 
     def scale_grad(self, grad_logits: Any, targets: Any, grad_loss: Any, *, mask: Any = None) -> Any:
         """Multiplies, in place, what loss_and_grad gave as gradient by an upstream gradient that came later.
@@ -322,5 +319,5 @@ class Plan:
         Rows that do not count stay 0. Where grad_loss is 1 their rows are not touched; elsewhere they are rounded a
         second time, which backward with grad_loss does not. Nothing is read on the host. Gives grad_logits back.
         """
-        with ScaleCall(self, grad_logits) as call:
-            return call.run(lib.xent_scale_grad, call.scale_grad(targets, mask, grad_loss)).grad
+        rest = (targets, mask, grad_loss)
+        return ScaleCall().run(self, grad_logits, lib.xent_scale_grad, ScaleCall.scale_grad, rest).grad

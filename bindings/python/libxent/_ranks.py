@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from . import _abi
 from ._call import Call, Result
-from ._dlpack import DType
 from ._library import Context, InvalidArgument, check, default_context, error_slot, integer, lib, raised
 
 if TYPE_CHECKING:
@@ -141,7 +140,33 @@ def describe(desc: _abi.PlanDesc, class_offsets: Any, rank: int, comm: Communica
     return array
 
 
-class _Combine(Call):
+class _PartialCall(Call):
+    __slots__ = ()
+
+    def partial(self, rest: tuple) -> Any:
+        """The arguments of xent_forward_partial."""
+        targets, mask, partial = rest
+        self.results.append(None)
+        size, acc = self.plan._info.forward_workspace_bytes, self.plan._acc
+        return ctypes.byref(
+            _abi.PartialArgs(
+                struct_size=ctypes.sizeof(_abi.PartialArgs),
+                stream=self.stream or None,
+                workspace=self.workspace(size) or None,
+                workspace_bytes=size,
+                logits=_tensor(self.at_logits),
+                targets=_tensor(self.input("targets", targets)),
+                mask=_tensor(self.input("mask", mask)),
+                partial=_tensor(
+                    self.lead.new(self, _PARTIAL, (math.prod(self.shape[:-1]), self.plan._info.partial_width), acc)
+                    if partial is None
+                    else self.output(_PARTIAL, partial, acc, 0)
+                ),
+            )
+        )
+
+
+class _CombineCall(Call):
     """A call without logits: the targets lead, and their shape is [...]."""
 
     __slots__ = ()
@@ -153,40 +178,29 @@ class _Combine(Call):
             self._facts = self.lead.facts(self, self.logits)
         return (*self._facts[0], 0)
 
+    def combine(self, rest: tuple) -> Any:
+        """The arguments of xent_forward_combine."""
+        partials, *others = rest
+        self.at_logits = 0
+        forward = self.forward((self.plan._info.forward_workspace_bytes, *others))
+        return ctypes.byref(
+            _abi.CombineArgs(
+                struct_size=ctypes.sizeof(_abi.CombineArgs),
+                forward=ctypes.cast(forward, ctypes.POINTER(_abi.ForwardArgs)),
+                partials=_tensor(self.input("partials", partials)),
+            )
+        )
+
 
 def _tensor(address: int) -> Any:
     return ctypes.cast(address, _TENSOR) if address else None
 
 
 def forward_partial(plan: Plan, logits: Any, targets: Any, mask: Any, partial: Any) -> Any:
-    with Call(plan, logits) as call:
-        call.results.append(None)
-        size = plan._info.forward_workspace_bytes
-        acc: DType = plan._acc
-        args = _abi.PartialArgs(
-            struct_size=ctypes.sizeof(_abi.PartialArgs),
-            stream=call.stream or None,
-            workspace=call.workspace(size) or None,
-            workspace_bytes=size,
-            logits=_tensor(call.at_logits),
-            targets=_tensor(call.input("targets", targets)),
-            mask=_tensor(call.input("mask", mask)),
-            partial=_tensor(
-                call.lead.new(call, _PARTIAL, (math.prod(call.shape[:-1]), plan._info.partial_width), acc)
-                if partial is None
-                else call.output(_PARTIAL, partial, acc, 0)
-            ),
-        )
-        return call.run(lib.xent_forward_partial, ctypes.addressof(args))[_PARTIAL]
+    rest = (targets, mask, partial)
+    return _PartialCall().run(plan, logits, lib.xent_forward_partial, _PartialCall.partial, rest)[_PARTIAL]
 
 
-def forward_combine(plan: Plan, partials: Any, targets: Any, *rest: Any) -> Result:
-    with _Combine(plan, targets) as call:
-        call.at_logits = 0
-        forward = call.forward(plan._info.forward_workspace_bytes, targets, *rest)
-        args = _abi.CombineArgs(
-            struct_size=ctypes.sizeof(_abi.CombineArgs),
-            forward=ctypes.cast(forward, ctypes.POINTER(_abi.ForwardArgs)),
-            partials=_tensor(call.input("partials", partials)),
-        )
-        return call.run(lib.xent_forward_combine, ctypes.addressof(args))
+def forward_combine(plan: Plan, partials: Any, targets: Any, *others: Any) -> Result:
+    rest = (partials, targets, *others)
+    return _CombineCall().run(plan, targets, lib.xent_forward_combine, _CombineCall.combine, rest)
