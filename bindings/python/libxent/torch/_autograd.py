@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ DOUBLE_BACKWARD = (
 )
 
 
+_AS_IT_IS = contextlib.nullcontext()
 _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 TELLS_OF_HOOKS = _top_hooks is not None
 
@@ -102,7 +104,8 @@ class CrossEntropy(torch.autograd.Function):
             ctx.overwrite = spec.overwrite and not saved_tensors_are_hooked()
             ctx.spent = False
         extras = (result.lse, result.entropy, result.predicted, result.row_counts)
-        ctx.mark_non_differentiable(*(extra for extra in extras if extra is not None))
+        if True in wants:
+            ctx.mark_non_differentiable(*(extra for extra in extras if extra is not None))
         return result.loss, *extras
 
     @staticmethod
@@ -120,10 +123,11 @@ class CrossEntropy(torch.autograd.Function):
         logits, targets, mask, row_weights, stats, divisor = ctx.saved_tensors
         grad = logits.detach() if ctx.overwrite else torch.empty_like(logits, requires_grad=False)
         source, upstream = grad if ctx.overwrite else logits, _in_memory(grad_loss)
-        with torch.no_grad():
+        records = torch.is_grad_enabled()
+        with torch.no_grad() if records else _AS_IT_IS:
             _plans.backward(upstream, source, targets, mask, row_weights, stats, divisor, *ctx.options, grad)
         ctx.spent = ctx.overwrite  # not before: a call that fails has written nothing
-        if torch.is_grad_enabled():
+        if records:
             grad = _NotTwice.apply(grad, logits)
         return (grad, *nothing)
 
@@ -150,7 +154,8 @@ class FusedCrossEntropy(torch.autograd.Function):
         ctx.save_for_backward(grad, targets, mask)
         ctx.options, ctx.spent = (spec, wants), False
         extras = (result.lse, result.entropy, result.predicted, result.row_counts)
-        ctx.mark_non_differentiable(*(extra for extra in extras if extra is not None))
+        if True in wants:
+            ctx.mark_non_differentiable(*(extra for extra in extras if extra is not None))
         return result.loss, *extras
 
     @staticmethod
