@@ -73,6 +73,10 @@ class NumPy(Framework):
     def facts(self, call: Call, obj: Any) -> tuple[tuple[int, ...], Device]:
         return obj.shape, _HOST
 
+    def describe(self, obj: Any, name: str) -> tuple[tuple[int, ...], DType, Device]:
+        dtype = self._native.get(obj.dtype) if type(obj) is self._plain else None
+        return super().describe(obj, name) if dtype is None else (obj.shape, dtype, _HOST)
+
     def _strided(self, obj: Any, address: int, dtype: DType, device: Device, name: str) -> Tensor:
         size = obj.itemsize
         if obj.size and any(stride % size for stride, extent in zip(obj.strides, obj.shape) if extent > 1):
@@ -100,7 +104,7 @@ class NumPy(Framework):
 class CuPy(NumPy):
     name = "CuPy"
 
-    put, new, facts = Framework.put, Framework.new, Framework.facts
+    put, new, facts, describe = Framework.put, Framework.new, Framework.facts, Framework.describe
 
     def tensor(self, obj: Any, name: str, writable: bool = False, stream: int | None = None) -> Tensor:
         if stream is not None:

@@ -100,9 +100,11 @@ def _plan_for(
     return plan
 
 
-def _refuse_autograd(**arrays: Any) -> None:
-    for name, array in arrays.items():
-        if framework_of(array) is TORCH and array.requires_grad and sys.modules["torch"].is_grad_enabled():
+def _refuse_autograd(logits: Any, row_weights: Any) -> None:
+    for name, array in (("logits", logits), ("row_weights", row_weights)):
+        if array is None or framework_of(array) is not TORCH:
+            continue
+        if array.requires_grad and sys.modules["torch"].is_grad_enabled():
             raise InvalidArgument(
                 f"{name}: the tensor requires a gradient, which this function does not record; use "
                 f"libxent.loss_and_grad, or pass {name}.detach()"
@@ -153,7 +155,7 @@ def cross_entropy(
     Raises InvalidArgument (a ValueError) for bad arguments, also for PyTorch tensors that require a gradient: none is
     recorded. Raises Error where the device cannot be used.
     """
-    _refuse_autograd(logits=logits, row_weights=row_weights)
+    _refuse_autograd(logits, row_weights)
     plan = _plan_for(
         logits,
         targets,
