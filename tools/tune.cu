@@ -3,11 +3,12 @@
 
 // Times the kernels of src/cuda in every shape that geometry.hpp could choose, to make its table.
 //
-//   tune [--best] [--ignored PERCENT] [ROWSxVOCAB ...]     (see tools/tune)
+//   tune [--best] [--over] [--ignored PERCENT] [ROWSxVOCAB ...]     (see tools/tune)
 //
-// bfloat16. Prints, for each kernel and shape, forward and loss_and_grad into its own buffer, in GB/s of the bytes that
-// must move, beside a plain read and a device-to-device copy of that size. The losses and gradients of every shape are
-// compared with those of the first; a shape that differs is reported and the exit status is 1.
+// bfloat16. Prints, for each kernel and shape, forward and loss_and_grad into its own buffer, or with --over over the
+// logits, which are filled anew before each run, in GB/s of the bytes that must move, beside a plain read and a
+// device-to-device copy of that size. The losses and gradients of every shape are compared with those of the first; a
+// shape that differs is reported and the exit status is 1.
 
 #include <algorithm>
 #include <cmath>
@@ -16,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "forward.cuh"
 #include "geometry.hpp"
 #include "kernel_table.cuh"
 #include "reduce.cuh"
@@ -57,13 +59,14 @@ __global__ void __launch_bounds__(512) read_all(const uint4 *in, int64_t count, 
 }
 
 cudaEvent_t begin_event, end_event;
-bool best_only = false;
+bool best_only = false, over = false;
 int ignored_percent = 6;
 
-template <typename F>
-double median_ms(F run) {
+template <typename F, typename Before>
+double median_ms(F run, Before before) {
   std::vector<double> times;
   for (int i = 0; i < 7; ++i) {
+    before();
     CHECK(cudaEventRecord(begin_event));
     run();
     CHECK(cudaEventRecord(end_event));
@@ -74,6 +77,11 @@ double median_ms(F run) {
   }
   std::sort(times.begin(), times.end());
   return times[times.size() / 2];
+}
+
+template <typename F>
+double median_ms(F run) {
+  return median_ms(run, [] {});
 }
 
 void launch(const void *kernel, int64_t blocks, int threads, int shared, void **args) {
@@ -106,11 +114,11 @@ class Tuner {
     const size_t bytes = static_cast<size_t>(rows * vocab) * sizeof(bf16);
     CHECK(cudaMalloc(&logits_, bytes));
     CHECK(cudaMalloc(&grad_, bytes));
-    CHECK(cudaMalloc(&targets_, static_cast<size_t>(rows) * 8));
+    CHECK(cudaMalloc(&targets_, static_cast<size_t>(rows) * 8 + 8));
+    p_.chunks = targets_ + rows;
     CHECK(cudaMalloc(&losses_, static_cast<size_t>(rows) * 8));
     CHECK(cudaMalloc(&stats_, static_cast<size_t>(rows) * 8));
-    fill<<<1024, 256>>>(logits_, rows * vocab, 1u);
-    CHECK(cudaGetLastError());
+    fill_logits();
     std::vector<int64_t> targets(static_cast<size_t>(rows));
     uint64_t r = 88172645463325252u;
     int64_t counted = 0;
@@ -166,6 +174,7 @@ class Tuner {
       teams(vectors, true, even);
     }
     streams(vectors);
+    if (vectors > kTeamVectors) rows(vectors, even);
     pieces(vectors);
     if (vectors > kTeamVectors) blocks(vectors, even);
     stages(vectors);
@@ -175,12 +184,18 @@ class Tuner {
   }
 
  private:
+  void fill_logits() {
+    fill<<<1024, 256>>>(logits_, rows_ * vocab_, 1u);
+    CHECK(cudaGetLastError());
+  }
+
   static constexpr const char *kWorks[] = {"forward", "loss_and_grad"};
 
   void teams(int64_t vectors, bool gradient, bool even) {
-    const void *kernels[2][2] = {
-        {address(team_kernel<bf16, kPlain, false, false>), address(team_kernel<bf16, kPlain, false, true>)},
-        {address(team_kernel<bf16, kPlain, true, false>), address(team_kernel<bf16, kPlain, true, true>)}};
+    const void *kernels[2][2] = {{address(team_kernel<bf16, kPlain, false, Layout::adjacent>),
+                                  address(team_kernel<bf16, kPlain, false, Layout::even>)},
+                                 {address(team_kernel<bf16, kPlain, true, Layout::adjacent>),
+                                  address(team_kernel<bf16, kPlain, true, Layout::even>)}};
     p_.geometry = {1, 0, 0, 1, team_shape(vectors).span, 0};
     for (int take = 32 / p_.geometry.span; take <= 32; take *= 2) {
       p_.geometry.rows = take;
@@ -198,6 +213,18 @@ class Tuner {
     }
   }
 
+  void rows(int64_t vectors, bool even) {
+    const void *const kernel =
+        even ? address(row_kernel<bf16, kPlain, Layout::even>) : address(row_kernel<bf16, kPlain, Layout::adjacent>);
+    p_.geometry = {1, static_cast<int>(ceil_div(vectors, kForwardBatch * 32)), 0, 1, 0, 0};
+    const int pieces = share_pieces(p_.geometry, kSerial<kForwardBatch>);
+    for (const int warps : {1, 2, 3, 4, 6, 8, 11, 16, 24}) {
+      if (warps > pieces || warps * 32 > kRowThreads) continue;
+      time(false, kernel, rows_, warps * 32, pieces * kPartialWords<kPlain> * 4,
+           "rows, warps " + std::to_string(warps));
+    }
+  }
+
   // Its partials lie where a gradient would.
   void pieces(int64_t vectors) {
     p_.geometry = {1, static_cast<int>(ceil_div(vectors, kForwardBatch * 32)), 0, 1, 0, 0};
@@ -207,7 +234,8 @@ class Tuner {
     const void *const combine = address(combine_kernel<bf16, kPlain, kForwardBatch>);
     const int shared = kSplitWarps * kSerial<kForwardBatch> * kStageBytes<kForwardBatch>;
     resident(split, kSplitWarps * 32, shared);
-    void *args[] = {&p_};
+    int what = 0;
+    void *args[] = {&p_, &what};
     time(false, "pieces", [&] {
       launch(split, ceil_div(count, kSplitWarps), kSplitWarps * 32, shared, args);
       launch(combine, rows_, 32, 0, args);
@@ -215,12 +243,13 @@ class Tuner {
   }
 
   void blocks(int64_t vectors, bool even) {
-    const void *const kernel =
-        even ? address(block_kernel<bf16, kPlain, true>) : address(block_kernel<bf16, kPlain, false>);
+    const void *const kernel = even ? address(block_kernel<bf16, kPlain, Layout::even>)
+                                    : address(block_kernel<bf16, kPlain, Layout::adjacent>);
     for (const int warps : {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24}) {
       const int64_t holds = int64_t{warps} * kHeld * 32;
+      if (warps * 32 > held_threads(even ? Layout::even : Layout::adjacent)) continue;
       if (holds - kHeld * 32 >= vectors || vectors > 8 * holds) continue;
-      p_.geometry = {warps, static_cast<int>(ceil_div(vectors, kBatch * 32)), 0, 1, 32, 0};
+      p_.geometry = {warps, static_cast<int>(ceil_div(vectors, kUnit)), 0, 1, 0, 0};
       time(true, kernel, rows_, warps * 32, 0, "block, warps " + std::to_string(warps));
     }
   }
@@ -248,25 +277,29 @@ class Tuner {
 
   template <typename Run>
   void time(bool gradient, const std::string &name, Run run) {
-    p_.grad_logits = gradient ? vector_tensor(grad_, Element::bf16, vocab_) : Tensor{};
+    bf16 *const grad = over ? logits_ : grad_;
+    p_.grad_logits = gradient ? vector_tensor(grad, Element::bf16, vocab_) : Tensor{};
     CHECK(cudaMemset(losses_, 0xff, losses_now_.size() * 8));
     CHECK(cudaMemset(grad_, 0xff, grads_now_.size() * sizeof(bf16)));
-    const double ms = median_ms(run);
+    const double ms = median_ms(run, [&] {
+      if (gradient && over) fill_logits();
+    });
     const double rate = moved_[gradient] / 1e6 / ms;
     char text[128];
     std::snprintf(text, sizeof text, "%-40s %.4f ms %.0f GB/s %.3f", name.c_str(), ms, rate, rate / limit_[gradient]);
     if (rate > best_[gradient]) best_[gradient] = rate, best_name_[gradient] = text;
     if (!best_only) std::printf("  %-14s %s\n", kWorks[gradient], text);
-    check(gradient, name);
+    check(gradient, grad, name);
+    if (gradient && over) fill_logits();
   }
 
-  void check(bool gradient, const std::string &name) {
+  void check(bool gradient, const bf16 *grad, const std::string &name) {
     CHECK(cudaMemcpy(losses_now_.data(), losses_, losses_now_.size() * 8, cudaMemcpyDeviceToHost));
     if (losses_first_.empty()) losses_first_ = losses_now_;
     int64_t bad = 0;
     for (size_t i = 0; i < losses_now_.size(); ++i) bad += !(std::fabs(losses_now_[i] - losses_first_[i]) < 1e-5);
     if (gradient) {
-      CHECK(cudaMemcpy(grads_now_.data(), grad_, grads_now_.size() * sizeof(bf16), cudaMemcpyDeviceToHost));
+      CHECK(cudaMemcpy(grads_now_.data(), grad, grads_now_.size() * sizeof(bf16), cudaMemcpyDeviceToHost));
       if (grads_first_.empty()) grads_first_ = grads_now_;
       for (size_t i = 0; i < grads_now_.size(); ++i) {
         const float a = __bfloat162float(grads_first_[i]), b = __bfloat162float(grads_now_[i]);
@@ -301,6 +334,8 @@ int main(int argc, char **argv) {
     const std::string text = argv[i];
     if (text == "--best") {
       best_only = true;
+    } else if (text == "--over") {
+      over = true;
     } else if (text == "--ignored" && i + 1 < argc) {
       ignored_percent = std::atoi(argv[++i]);
     } else {

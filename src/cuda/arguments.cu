@@ -67,13 +67,19 @@ Constants constants_of(const xent_options &o) {
   return c;
 }
 
-bool is_even(const Params &p, int64_t size) {
-  const auto lies_so = [size](const Tensor &t) {
-    return t.rank <= 1 && t.col_stride == 1 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0 &&
-           (t.rank == 0 || t.stride[0] * size % 16 == 0);
-  };
-  if (p.classes * size % 16 != 0 || p.vocab != p.classes || !lies_so(p.logits)) return false;
-  return p.grad_logits.data == nullptr || (p.grad_logits.type == p.logits.type && lies_so(p.grad_logits));
+Layout layout_of(const Params &p, int64_t size) {
+  const auto adjacent = [](const Tensor &t) { return t.rank <= 1 && t.col_stride == 1; };
+  const Tensor &x = p.logits, &grad = p.grad_logits;
+  if (!adjacent(x)) return Layout::any;
+  const auto at = [](const Tensor &t) { return reinterpret_cast<uintptr_t>(t.data); };
+  const auto step = [size](const Tensor &t) { return t.rank == 0 ? 0 : static_cast<uintptr_t>(t.stride[0] * size); };
+  if (grad.data != nullptr) {
+    const bool alike = (at(x) - at(grad)) % 16 == 0 && (step(x) - step(grad)) % 16 == 0;
+    if (grad.type != x.type || !adjacent(grad) || !alike) return Layout::any;
+  }
+  const bool padded = grad.data != nullptr && p.vocab != p.classes;
+  const bool whole = !padded && p.classes * size % 16 == 0 && at(x) % 16 == 0 && step(x) % 16 == 0;
+  return whole ? Layout::even : Layout::adjacent;
 }
 
 }  // namespace xent::cuda

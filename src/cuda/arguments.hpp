@@ -6,6 +6,7 @@
 
 #include <xent/xent_plugin.h>
 
+#include "kernel_table.hpp"
 #include "params.cuh"
 
 namespace xent::cuda {
@@ -15,7 +16,7 @@ Divisor divisor_of(int64_t d);
 Tensor tensor_of(const xent_view &view);
 Constants constants_of(const xent_options &options);
 
-// See chunks.cuh. `size`: of an element.
-bool is_even(const Params &params, int64_t size);
+// `size`: of an element.
+Layout layout_of(const Params &params, int64_t size);
 
 }  // namespace xent::cuda

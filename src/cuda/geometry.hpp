@@ -21,7 +21,7 @@ enum class Path {
 struct RowShape {
   Path path;
   int warps;
-  int batches;
+  int batches;  // a block's are of other size: units
   int keep;     // of a warp's batches, from the sweep to the gradient
   int cluster;  // blocks that share a row
   int span;
@@ -40,8 +40,20 @@ inline RowShape forward_shape(int64_t vectors, int batch_vectors) {
   return {Path::stream, 1, static_cast<int>(ceil_div(vectors, batch_vectors)), 0, 1, 0};
 }
 
-// Blocks of forward, a warp each, of which `resident` run at once. Of long rows each has one, and the hardware gives
-// the next to whichever ends first; of short ones so many that to begin costs little.
+// Whether forward has a block for each row that lies as usual. Shorter ones end before the next has begun.
+inline bool has_row_blocks(int64_t vectors) { return vectors >= 400; }
+
+// Warps of a block of forward's row kernel, of a row of `pieces`; any number gives the same bits. `resident`: warps
+// that the device runs at once. Where rows do not fill it each gets as many as there are.
+inline int row_warps(int64_t vectors, int pieces, int64_t rows, int64_t resident, int most) {
+  const int64_t room = resident / std::max<int64_t>(rows, 1);
+  if (room < 3) return vectors <= 1100 ? 1 : vectors <= 3000 ? 2 : vectors <= 9000 ? 4 : 8;
+  const int64_t rounds = ceil_div(pieces, std::min<int64_t>(room, most));
+  return static_cast<int>(ceil_div(pieces, rounds));
+}
+
+// Blocks of forward's stream, a warp each, of which `resident` run at once. Of long rows each has one, and the hardware
+// gives the next to whichever ends first; of short ones so many that to begin costs little.
 inline int64_t forward_blocks(int64_t rows, int64_t row_bytes, int64_t resident) {
   const int64_t each = std::max<int64_t>(1, (128 << 10) / std::max<int64_t>(row_bytes, 1));
   return std::max(std::min(rows, resident), ceil_div(rows, each));
@@ -53,25 +65,31 @@ inline int team_rows(int64_t rows, int span, int64_t warps) {
   return static_cast<int>(std::clamp<int64_t>(ceil_div(rows, warps), 32 / span, most));
 }
 
-// `even`: the vocabulary is of whole vectors. Others' rows begin anywhere, which stages take better than registers.
+// `even`: the vocabulary is of whole vectors. Others' rows begin anywhere: their kernel has more registers, and fewer
+// warps an SM; the longer ones stages take better.
 //
 // What a block does not hold must fit L2 for all rows in flight, and of a stream's rows what the stages do not keep. Of
 // longer rows that is too much for a row an SM, so that two SMs share one. `most_warps`: whose stages fit the shared
 // memory of a block.
-inline RowShape both_shape(int64_t vectors, bool even, int batch_vectors, int most_warps, bool clusters) {
+inline RowShape both_shape(int64_t vectors, bool even, int batch_vectors, int unit_vectors, int most_warps,
+                           bool clusters) {
   if (vectors <= kTeamVectors) return team_shape(vectors);
   const int64_t batches = ceil_div(vectors, batch_vectors);
-  if (even && vectors <= 17500) {
-    const int warps = vectors <= 400     ? 1
-                      : vectors <= 640   ? 2
-                      : vectors <= 900   ? 3
-                      : vectors <= 2800  ? 4
-                      : vectors <= 3500  ? 6
+  const int units = static_cast<int>(ceil_div(vectors, unit_vectors));
+  if (even && vectors <= 20000) {
+    const int warps = vectors <= 900     ? 1
+                      : vectors <= 1400  ? 2
+                      : vectors <= 1700  ? 3
+                      : vectors <= 2900  ? 4
+                      : vectors <= 3500  ? 5
                       : vectors <= 5700  ? 8
-                      : vectors <= 9500  ? 12
-                      : vectors <= 14000 ? 20
+                      : vectors <= 11000 ? 12
                                          : 24;
-    return {Path::block, warps, static_cast<int>(batches), 0, 1, 32};
+    return {Path::block, warps, units, 0, 1, 0};
+  }
+  if (!even && vectors <= 10000) {
+    const int warps = vectors <= 900 ? 1 : vectors <= 1400 ? 2 : vectors <= 4500 ? 5 : 10;
+    return {Path::block, warps, units, 0, 1, 0};
   }
   if (batches > 180 && clusters && most_warps >= 16) return {Path::stream, 32, static_cast<int>(batches), 5, 2, 0};
   const int warps = batches <= 5     ? 1

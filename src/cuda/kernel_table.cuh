@@ -4,9 +4,11 @@
 // Instantiates the kernels of one type: one translation unit a type, so that they compile side by side.
 #pragma once
 
-#include "held.cuh"
+#include "block.cuh"
+#include "forward.cuh"
 #include "kernel_table.hpp"
 #include "kernels.cuh"
+#include "team.cuh"
 
 namespace xent::cuda {
 
@@ -17,11 +19,12 @@ const void *address(Kernel *kernel) {
   return reinterpret_cast<const void *>(kernel);
 }
 
-// Of rows that are not even, which are rarer and take longer to compile, the features of a set and more.
-constexpr unsigned uneven_team(unsigned features) {
-  return features == kPlain ? kPlain : (features & kSoftcap) != 0 ? kSoftcap | kAll : kAll;
+// Rows that are not even are rarer: their kernels are of fewer sets, with the features of a set and more. Of rows of
+// any layout, which take longest to compile, of two.
+constexpr unsigned features_of(Layout rows, unsigned features) {
+  if (rows == Layout::even || (rows == Layout::adjacent && features == kPlain)) return features;
+  return (features & kSoftcap) != 0 ? kSoftcap | kAll : kAll;
 }
-constexpr unsigned uneven_block(unsigned features) { return (features & kSoftcap) != 0 ? kSoftcap | kAll : kAll; }
 
 // The kernels of the sets kF, in the order of kFeatureSets.
 template <typename T, unsigned... kF>
@@ -30,24 +33,34 @@ struct Kernels {
 
   template <bool kGrad, int N>
   static SweepKernels sweep(const void *const (&rows)[kFeatureSets]) {
-    SweepKernels kernels = {
-        {},
-        {address(split_kernel<T, kF, N>)...},
-        {address(combine_kernel<T, kF, N>)...},
-        {{address(team_kernel<T, uneven_team(kF), kGrad, false>)...}, {address(team_kernel<T, kF, kGrad, true>)...}}};
+    SweepKernels kernels = {{},
+                            {address(split_kernel<T, kF, N>)...},
+                            {address(combine_kernel<T, kF, N>)...},
+                            {{address(team_kernel<T, features_of(Layout::any, kF), kGrad, Layout::any>)...},
+                             {address(team_kernel<T, features_of(Layout::adjacent, kF), kGrad, Layout::adjacent>)...},
+                             {address(team_kernel<T, kF, kGrad, Layout::even>)...}}};
     for (int i = 0; i < kFeatureSets; ++i) kernels.rows[i] = rows[i];
     return kernels;
   }
 
   static KernelTable table() {
     return {
-        sweep<false, kForwardBatch>({address(forward_kernel<T, kF>)...}),
+        sweep<false, kForwardBatch>({address(forward_kernel<T, features_of(Layout::adjacent, kF)>)...}),
         sweep<true, kBatch>({address(both_kernel<T, kF>)...}),
-        {{address(block_kernel<T, uneven_block(kF), false>)...}, {address(block_kernel<T, kF, true>)...}},
+        {{},
+         {address(row_kernel<T, features_of(Layout::adjacent, kF), Layout::adjacent>)...},
+         {address(row_kernel<T, kF, Layout::even>)...}},
+        {{address(block_kernel<T, features_of(Layout::any, kF), Layout::any>)...},
+         {address(block_kernel<T, features_of(Layout::adjacent, kF), Layout::adjacent>)...},
+         {address(block_kernel<T, kF, Layout::even>)...}},
         {{address(backward_kernel<T, T, kPlain>), address(backward_kernel<T, float, kPlain>)},
          {address(backward_kernel<T, T, kSoftcap>), address(backward_kernel<T, float, kSoftcap>)}},
-        {{address(team_backward_kernel<T, kPlain, false>), address(team_backward_kernel<T, kPlain, true>)},
-         {address(team_backward_kernel<T, kSoftcap, false>), address(team_backward_kernel<T, kSoftcap, true>)}},
+        {{address(team_backward_kernel<T, kPlain, Layout::any>),
+          address(team_backward_kernel<T, kSoftcap, Layout::any>)},
+         {address(team_backward_kernel<T, kPlain, Layout::adjacent>),
+          address(team_backward_kernel<T, kSoftcap, Layout::adjacent>)},
+         {address(team_backward_kernel<T, kPlain, Layout::even>),
+          address(team_backward_kernel<T, kSoftcap, Layout::even>)}},
     };
   }
 };

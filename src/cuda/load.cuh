@@ -125,6 +125,25 @@ __device__ __forceinline__ uint4 gather(const T *row, int64_t stride, int64_t co
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
+// Elements [begin, end) of a vector; the others become -inf.
+template <typename T>
+__device__ __forceinline__ uint4 only(const uint4 &v, int begin, int end) {
+  const uint4 empty = empty_vector<T>();
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    constexpr int each = 4 / static_cast<int>(sizeof(T));
+    uint32_t mask = 0;
+#pragma unroll
+    for (int j = 0; j < each; ++j) {
+      const int lane = i * each + j;
+      if (lane >= begin && lane < end) mask |= (each == 1 ? 0xffffffffu : 0xffffu) << (j * 16);
+    }
+    words[i] = (word_of(v, i) & mask) | (word_of(empty, i) & ~mask);
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 // Columns [0, columns) of one row, seen as vectors that begin at column -lead (lead < kLanes, chosen so that the stores
 // of a gradient are aligned).
 template <typename T>

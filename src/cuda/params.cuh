@@ -140,12 +140,16 @@ __device__ __forceinline__ bool masked(const Params &p, int64_t row) {
   }
 }
 
-__device__ __forceinline__ RowTarget read_target(const Params &p, int64_t row) {
-  const int64_t target = read_int(p.targets, p.targets.offset(row));
+// Of the row whose target is `target`.
+__device__ __forceinline__ RowTarget classify(const Params &p, int64_t row, int64_t target) {
   if ((p.has_ignore_index && target == p.ignore_index) || masked(p, row)) return {RowKind::ignored, target};
   if (target < 0 || target >= p.all_classes) return {RowKind::out_of_range, kNoColumn};
   const int64_t column = target - p.class_begin;
   return {RowKind::counted, column >= 0 && column < p.classes ? column : kNoColumn};
+}
+
+__device__ __forceinline__ RowTarget read_target(const Params &p, int64_t row) {
+  return classify(p, row, read_int(p.targets, p.targets.offset(row)));
 }
 
 __device__ __forceinline__ float read_weight(const Params &p, int64_t row) {
@@ -157,14 +161,24 @@ __device__ __forceinline__ float read_denominator(const Params &p) {
   return static_cast<float>(read_int(p.denominator, 0));
 }
 
-// First thing in a kernel: the launch behind it may be brought up already, and where it is itself launched ahead of
-// time it waits for all that was before. A kernel without it is never launched ahead, and the one behind waits for its
-// end.
-__device__ __forceinline__ void start_in_chain() {
+// The launch behind this one may be brought up already.
+__device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Where a kernel is itself launched ahead of time: all that was before has ended. Every block must come by here before
+// it ends, so that the launch behind does not have to wait for more than this one.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// First thing in a kernel. One without it is never launched ahead, and the one behind waits for its end.
+__device__ __forceinline__ void start_in_chain() {
+  let_next_start();
+  wait_for_previous();
 }
 
 }  // namespace xent::cuda

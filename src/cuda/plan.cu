@@ -21,8 +21,11 @@ constexpr size_t kAlignment = 256;
 static_assert(kTeamVectors == 32 * kTeamHeld);
 
 constexpr int64_t kSplitBytes = 1024 * 1024;
+constexpr size_t kMostRowShared = 32 * 1024;
 // Rows an SM that are few: their warps, or blocks, do not fill the device.
 constexpr int kFewForward = 8, kFewBoth = 2;
+// Rows that are so few, and so long, that their pieces on many SMs are done before a block has done one.
+constexpr int kFewBlocks = 11, kBlockPieces = kRowThreads / 32;
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -47,6 +50,14 @@ int feature_set_of(const xent_options &o) {
   int set = 0;
   while ((kSets[set].features & needed) != needed || ((kSets[set].features ^ needed) & kSoftcap) != 0) ++set;
   return set;
+}
+
+// The sums over rows that forward makes.
+int sums_of_forward(const Params &p) {
+  int what = p.row_counts.data != nullptr ? kReduceCounts : 0;
+  if (p.reduction != XENT_REDUCTION_NONE) what |= kReduceLoss | kReduceDivisor;
+  if (p.reduction == XENT_REDUCTION_MEAN && p.denominator.data == nullptr) what |= kReduceWeights;
+  return what;
 }
 
 }  // namespace
@@ -110,44 +121,60 @@ xent_status Plan::load(xent_error *err) {
   forward_.shape = forward_shape(vectors, kForwardBatch * 32);
   // 12 KiB remain for what the warps share beside their stages.
   const int most_warps = (most_shared - 12 * 1024) / kRingBytes<kBatch>;
-  both_.shape = both_shape(vectors, options_.columns % lanes_ == 0, kBatch * 32, most_warps, overlaps_);
+  both_.shape = both_shape(vectors, options_.columns % lanes_ == 0, kBatch * 32, kUnit, most_warps, overlaps_);
   // A kernel that was never asked for is loaded at its first launch, which a stream capture would refuse.
   const int capped = options_.softcap != 0.0 ? 1 : 0;
-  status = prepare(forward_, kernels_->forward, kForwardBatch, 0, err);
-  if (status == XENT_OK) status = prepare(both_, kernels_->both, kBatch, kRingBytes<kBatch>, err);
-  for (const void *kernel : {kernels_->backward[capped][0], kernels_->backward[capped][1], address(reduce_rows_kernel),
-                             address(reduce_chunks_kernel), kRanksKernels[feature_set_],
-                             kernels_->team_backward[capped][0], kernels_->team_backward[capped][1], kEmptyKernel,
-                             scale_kernel_for(element_of(type)), scale_kernel_for(Element::f32)}) {
+  both_.gradient = true;
+  status = prepare(forward_, kernels_->forward, err);
+  if (status == XENT_OK) status = prepare(both_, kernels_->both, err);
+  for (const void *kernel :
+       {kernels_->backward[capped][0], kernels_->backward[capped][1], address(reduce_rows_kernel),
+        address(reduce_chunks_kernel), kRanksKernels[feature_set_], kernels_->team_backward[0][capped],
+        kernels_->team_backward[1][capped], kernels_->team_backward[2][capped], kEmptyKernel,
+        scale_kernel_for(element_of(type)), scale_kernel_for(Element::f32)}) {
     if (status == XENT_OK) status = load_kernel(kernel, 0, err);
   }
-  forward_.space = workspace(forward_, false);
-  both_.space = workspace(both_, true);
+  forward_.space = workspace(forward_);
+  both_.space = workspace(both_);
   return status;
 }
 
-// `ring`: shared memory of a warp of the row kernel.
-xent_status Plan::prepare(Sweep &sweep, const SweepKernels &kernels, int batch, int ring, xent_error *err) const {
-  if (sweep.shape.path == Path::stream) return prepare_stream(sweep, kernels, batch, ring, err);
-  for (const int even : {0, 1}) {
-    sweep.held[even] =
-        sweep.shape.path == Path::team ? kernels.team[even][feature_set_] : kernels_->block[even][feature_set_];
-    const xent_status status = load_kernel(sweep.held[even], 0, err);
+xent_status Plan::prepare(Sweep &sweep, const SweepKernels &kernels, xent_error *err) const {
+  const Path path = sweep.shape.path;
+  if (path == Path::stream) {
+    const xent_status status = prepare_stream(sweep, kernels, err);
+    if (status != XENT_OK) return status;
+    // Its partials are in shared memory, which very long rows would fill.
+    sweep.held_shared = static_cast<size_t>(sweep.pieces * partial_words_) * sizeof(float);
+    if (sweep.gradient || !has_row_blocks(ceil_div(options_.columns, lanes_)) || sweep.held_shared > kMostRowShared) {
+      return XENT_OK;
+    }
+  }
+  for (int layout = 0; layout < kLayouts; ++layout) {
+    const bool fits = sweep.shape.warps * 32 <= held_threads(static_cast<Layout>(layout));
+    const void *const kernel = path == Path::stream ? kernels_->row[layout][feature_set_]
+                               : path == Path::team ? kernels.team[layout][feature_set_]
+                                                    : kernels_->block[fits ? layout : 0][feature_set_];
+    if (kernel == nullptr) continue;
+    sweep.held[layout] = kernel;
+    const xent_status status = load_kernel(kernel, 0, err);
     if (status != XENT_OK) return status;
   }
   return XENT_OK;
 }
 
-xent_status Plan::prepare_stream(Sweep &sweep, const SweepKernels &kernels, int batch, int ring,
-                                 xent_error *err) const {
+xent_status Plan::prepare_stream(Sweep &sweep, const SweepKernels &kernels, xent_error *err) const {
   const RowShape &shape = sweep.shape;
   sweep.rows = kernels.rows[feature_set_];
   sweep.split = kernels.split[feature_set_];
   sweep.combine = kernels.combine[feature_set_];
+  const int batch = sweep.gradient ? kBatch : kForwardBatch;
   const int serial = serial_of(batch);
   sweep.pieces = shape.warps * share_pieces(geometry_of(shape), serial);
   const int block_warps = shape.warps / shape.cluster;
-  sweep.shared = static_cast<size_t>(ring == 0 ? 0 : block_warps * ring + slot_bytes(shape.warps, partial_words_));
+  if (sweep.gradient) {
+    sweep.shared = static_cast<size_t>(block_warps * kRingBytes<kBatch> + slot_bytes(shape.warps, partial_words_));
+  }
   sweep.split_shared = static_cast<size_t>(kSplitWarps * serial * (batch * 32 + 1) * 16);
   xent_status status = load_kernel(sweep.rows, sweep.shared, err);
   if (status == XENT_OK) status = load_kernel(sweep.split, sweep.split_shared, err);
@@ -161,13 +188,14 @@ xent_status Plan::prepare_stream(Sweep &sweep, const SweepKernels &kernels, int 
   // Few rows: the pieces of a row on many SMs, as long as the partials take little of the workspace.
   if (sweep.pieces > 1) {
     const int64_t row_bytes = int64_t{sweep.pieces} * partial_words_ * static_cast<int64_t>(sizeof(float));
-    const int64_t few = int64_t{processors_} * (ring == 0 ? kFewForward : kFewBoth);
+    const int64_t few = int64_t{processors_} * (sweep.gradient ? kFewBoth : kFewForward);
     sweep.split_rows = std::min({few, kSplitBytes / row_bytes, options_.max_rows});
+    if (sweep.pieces > kBlockPieces) sweep.block_split_rows = std::min<int64_t>(sweep.split_rows, kFewBlocks);
   }
   return XENT_OK;
 }
 
-Plan::Workspace Plan::workspace(const Sweep &sweep, bool gradient) const {
+Plan::Workspace Plan::workspace(const Sweep &sweep) const {
   Workspace space;
   const auto reserve = [&](size_t bytes) {
     const size_t at = space.bytes;
@@ -180,7 +208,7 @@ Plan::Workspace Plan::workspace(const Sweep &sweep, bool gradient) const {
   space.chunks = reserve(static_cast<size_t>(ceil_div(options_.max_rows, kRowsPerChunk)) * sizeof(RowSums));
   const size_t split_rows = static_cast<size_t>(sweep.split_rows);
   space.partials = reserve(split_rows * static_cast<size_t>(sweep.pieces) * words * sizeof(float));
-  if (gradient) {
+  if (sweep.gradient) {
     space.divisor = reserve(sizeof(float));
     space.stats = reserve(split_rows * 2 * sizeof(float));
   }
@@ -226,31 +254,47 @@ Params Plan::params(const xent_problem &problem, const Sweep &sweep) const {
   return p;
 }
 
-// Everything that forward writes for each row; with `sweep` being both_, where it does not split, the gradient too.
-xent_status Plan::run(const Sweep &sweep, const Params &params, bool follows, void *stream, xent_error *err) const {
-  Params p = params;
-  void *args[] = {&p};
-  const int warps = sweep.shape.warps;
+// Everything that forward writes, with `what` of the sums over rows; with `sweep` being both_, where it does not split,
+// the gradient too.
+xent_status Plan::run(const Sweep &sweep, const Params &params, int what, bool follows, void *stream,
+                      xent_error *err) const {
   const int64_t size = static_cast<int64_t>(element_size(options_.logits_dtype));
-  if (sweep.shape.path != Path::stream) {
-    const void *const kernel = sweep.held[is_even(p, size) ? 1 : 0];
-    if (sweep.shape.path == Path::block) {
-      return launch(kernel, p.rows, warps * 32, 0, follows, args, stream, "block kernel", err);
-    }
-    return run_teams(kernel, p, follows, stream, err);
+  const void *const held = sweep.held[static_cast<int>(layout_of(params, size))];
+  if (!sweep.splits(params.rows, held)) {
+    xent_status status = XENT_OK;
+    if (params.rows > 0) status = run_rows(sweep, held, params, follows, stream, err);
+    return status == XENT_OK && what != 0 ? reduce(params, what, params.rows > 0, stream, err) : status;
   }
-  if (!sweep.splits(p.rows)) {
-    const int cluster = sweep.shape.cluster;
-    const int64_t blocks = &sweep == &forward_ ? forward_blocks(p.rows, p.classes * size, sweep.blocks)
-                                               : std::min<int64_t>(p.rows * cluster, sweep.blocks);
-    return launch(sweep.rows, blocks, warps / cluster * 32, sweep.shared, follows, args, stream, "rows kernel", err,
-                  cluster);
-  }
+  Params p = params;
+  void *args[] = {&p, &what};
   const xent_status status = launch(sweep.split, ceil_div(p.rows * sweep.pieces, kSplitWarps), kSplitWarps * 32,
                                     sweep.split_shared, false, args, stream, "split kernel", err);
   if (status != XENT_OK) return status;
-  return launch(sweep.combine, p.rows, std::min(warps, kCombineWarps) * 32, 0, overlaps_, args, stream,
-                "combine kernel", err);
+  const int warps = std::min(std::max(sweep.shape.warps, what != 0 ? kReduceThreads / 128 : 1), kCombineWarps);
+  return launch(sweep.combine, p.rows, warps * 32, 0, overlaps_, args, stream, "combine kernel", err);
+}
+
+// `held`: of the layout's kernel, or nothing where the stream is for all.
+xent_status Plan::run_rows(const Sweep &sweep, const void *held, const Params &params, bool follows, void *stream,
+                           xent_error *err) const {
+  Params p = params;
+  void *args[] = {&p};
+  const int warps = sweep.shape.warps;
+  if (sweep.shape.path == Path::team) return run_teams(held, p, follows, stream, err);
+  if (sweep.shape.path == Path::block) {
+    return launch(held, p.rows, warps * 32, 0, follows, args, stream, "block kernel", err);
+  }
+  if (held != nullptr) {
+    constexpr int most = kRowThreads / 32;
+    const int row_block =
+        row_warps(ceil_div(p.classes, lanes_), sweep.pieces, p.rows, int64_t{processors_} * most, most);
+    return launch(held, p.rows, row_block * 32, sweep.held_shared, follows, args, stream, "row kernel", err);
+  }
+  const int cluster = sweep.shape.cluster;
+  const int64_t blocks = sweep.gradient ? std::min<int64_t>(p.rows * cluster, sweep.blocks)
+                                        : forward_blocks(p.rows, p.classes * (16 / lanes_), sweep.blocks);
+  return launch(sweep.rows, blocks, warps / cluster * 32, sweep.shared, follows, args, stream, "rows kernel", err,
+                cluster);
 }
 
 // Teams of lanes on short rows.
@@ -267,8 +311,9 @@ xent_status Plan::gradient(const Params &params, bool follows, void *stream, xen
   const int64_t held = ceil_div(options_.columns, lanes_);
   if (held <= kTeamVectors) {
     p.geometry = geometry_of(team_shape(held));
-    const bool even = is_even(p, static_cast<int64_t>(element_size(options_.logits_dtype)));
-    return run_teams(kernels_->team_backward[options_.softcap != 0.0 ? 1 : 0][even ? 1 : 0], p, follows, stream, err);
+    const Layout layout = layout_of(p, static_cast<int64_t>(element_size(options_.logits_dtype)));
+    return run_teams(kernels_->team_backward[static_cast<int>(layout)][options_.softcap != 0.0 ? 1 : 0], p, follows,
+                     stream, err);
   }
   const bool wide = lanes_ == 8 && p.grad_logits.type == Element::f32;
   const void *kernel = kernels_->backward[options_.softcap != 0.0 ? 1 : 0][wide ? 1 : 0];
@@ -296,19 +341,10 @@ xent_status Plan::reduce(const Params &params, int what, bool follows, void *str
 
 xent_status Plan::forward(const xent_problem &problem, xent_error *err) const {
   const CurrentContext current(driver_, static_cast<CUcontext>(context_));
-  xent_status status = current.check(err);
+  const xent_status status = current.check(err);
   if (status != XENT_OK) return status;
-  Params p = params(problem, forward_);
-  if (p.rows > 0) status = run(forward_, p, false, problem.stream, err);
-  return status == XENT_OK ? reduce_forward(p, problem.stream, err) : status;
-}
-
-// The sums that forward makes of what its rows gave.
-xent_status Plan::reduce_forward(const Params &p, void *stream, xent_error *err) const {
-  int what = p.row_counts.data != nullptr ? kReduceCounts : 0;
-  if (p.reduction != XENT_REDUCTION_NONE) what |= kReduceLoss | kReduceDivisor;
-  if (p.reduction == XENT_REDUCTION_MEAN && p.denominator.data == nullptr) what |= kReduceWeights;
-  return what == 0 ? xent_status{XENT_OK} : reduce(p, what, p.rows > 0, stream, err);
+  const Params p = params(problem, forward_);
+  return run(forward_, p, sums_of_forward(p), false, problem.stream, err);
 }
 
 xent_status Plan::partial(const xent_problem &problem, xent_error *err) const {
@@ -318,7 +354,7 @@ xent_status Plan::partial(const xent_problem &problem, xent_error *err) const {
   if (status != XENT_OK) return status;
   Params p = params(problem, forward_);
   p.partial = tensor_of(problem.partial);
-  if (options_.columns > 0) return run(forward_, p, false, problem.stream, err);
+  if (options_.columns > 0) return run(forward_, p, 0, false, problem.stream, err);
   void *args[] = {&p};
   return launch(kEmptyKernel, ceil_div(p.rows, kRanksThreads), kRanksThreads, 0, false, args, problem.stream,
                 "empty kernel", err);
@@ -338,7 +374,8 @@ xent_status Plan::combine(const xent_problem &problem, xent_error *err) const {
     status = launch(kRanksKernels[feature_set_], ceil_div(p.rows, kRanksThreads), kRanksThreads, 0, false, args,
                     problem.stream, "ranks kernel", err);
   }
-  return status == XENT_OK ? reduce_forward(p, problem.stream, err) : status;
+  const int what = sums_of_forward(p);
+  return status == XENT_OK && what != 0 ? reduce(p, what, p.rows > 0, problem.stream, err) : status;
 }
 
 xent_status Plan::backward(const xent_problem &problem, xent_error *err) const {
@@ -359,25 +396,22 @@ xent_status Plan::loss_and_grad(const xent_problem &problem, xent_error *err) co
   if (own_divisor) p.own_divisor = reinterpret_cast<float *>(workspace + both_.space.divisor);
   int what = p.row_counts.data != nullptr ? kReduceCounts : 0;
   if (p.reduction != XENT_REDUCTION_NONE) what |= kReduceLoss | kReduceDivisor;
-  if (p.rows > 0 && both_.splits(p.rows)) {
+  if (both_.splits(p.rows, nullptr)) {
     if (p.stats.data == nullptr) {
       p.stats.data = workspace + both_.space.stats;
       p.stats.rank = 1;
       p.stats.stride[0] = 2;
       p.stats.col_stride = 1;
     }
-    status = run(both_, p, false, problem.stream, err);
     if (own_divisor) what |= kReduceWeights;
-    if (status == XENT_OK && what != 0) status = reduce(p, what, true, problem.stream, err);
+    status = run(both_, p, what, false, problem.stream, err);
     return status == XENT_OK ? gradient(p, overlaps_, problem.stream, err) : status;
   }
   if (own_divisor) {
     what &= ~kReduceDivisor;
     status = reduce(p, kReduceWeights | kReduceDivisor, false, problem.stream, err);
   }
-  if (status == XENT_OK && p.rows > 0) status = run(both_, p, own_divisor && overlaps_, problem.stream, err);
-  if (status == XENT_OK && what != 0) status = reduce(p, what, p.rows > 0, problem.stream, err);
-  return status;
+  return status == XENT_OK ? run(both_, p, what, own_divisor && overlaps_, problem.stream, err) : status;
 }
 
 xent_status Plan::scale_grad(const xent_problem &problem, xent_error *err) const {

@@ -35,29 +35,35 @@ class Plan {
 
   // How forward, or loss and gradient in one pass, goes over the rows.
   struct Sweep {
+    bool gradient = false;
     RowShape shape = {};
     const void *rows = nullptr;   // the stream: a warp or a block a row
-    const void *held[2] = {};     // rows in registers: of any layout, and even ones
     const void *split = nullptr;  // the pieces of a row on different SMs
     const void *combine = nullptr;
-    size_t shared = 0, split_shared = 0;
+    const void *held[kLayouts] = {};  // rows in registers; beside forward's stream a block a row, where there is one
+    size_t shared = 0, held_shared = 0, split_shared = 0;
     int blocks = 0;
     int pieces = 0;
-    int64_t split_rows = 0;  // up to here it splits
+    int64_t split_rows = 0;  // up to here it splits; rows that a block can have up to block_split_rows
+    int64_t block_split_rows = 0;
     Workspace space;
-    bool splits(int64_t count) const { return count <= split_rows; }
+    bool splits(int64_t count, const void *block) const {
+      return count > 0 && count <= (block == nullptr ? split_rows : block_split_rows);
+    }
   };
 
   Plan(const Driver &driver, const xent_options &options) : driver_(driver), options_(options) {}
   xent_status load(xent_error *err);
-  xent_status prepare(Sweep &sweep, const SweepKernels &kernels, int batch, int ring, xent_error *err) const;
-  xent_status prepare_stream(Sweep &sweep, const SweepKernels &kernels, int batch, int ring, xent_error *err) const;
-  Workspace workspace(const Sweep &sweep, bool gradient) const;
+  xent_status prepare(Sweep &sweep, const SweepKernels &kernels, xent_error *err) const;
+  xent_status prepare_stream(Sweep &sweep, const SweepKernels &kernels, xent_error *err) const;
+  Workspace workspace(const Sweep &sweep) const;
   Params params(const xent_problem &problem, const Sweep &sweep) const;
-  xent_status run(const Sweep &sweep, const Params &params, bool follows, void *stream, xent_error *err) const;
+  xent_status run(const Sweep &sweep, const Params &params, int what, bool follows, void *stream,
+                  xent_error *err) const;
+  xent_status run_rows(const Sweep &sweep, const void *held, const Params &params, bool follows, void *stream,
+                       xent_error *err) const;
   xent_status run_teams(const void *kernel, Params &params, bool follows, void *stream, xent_error *err) const;
   xent_status gradient(const Params &params, bool follows, void *stream, xent_error *err) const;
-  xent_status reduce_forward(const Params &params, void *stream, xent_error *err) const;
   xent_status reduce(const Params &params, int what, bool follows, void *stream, xent_error *err) const;
 
   const Driver &driver_;

@@ -149,6 +149,39 @@ class StageQueue {
   int begin_, at_;
 };
 
+// Chunks of a warp's lanes shifted by `words` 4-byte words and `bits`. The chunk after a lane's own is its neighbour's;
+// after the last lane's, the first lane's next, and `after` its last one.
+template <int kWords, int N>
+__device__ __forceinline__ void shift_words(int lane, uint32_t bits, uint4 (&v)[N], const uint4 &after) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const uint4 &next = i + 1 < N ? v[i + 1 < N ? i + 1 : 0] : after;
+    uint32_t w[8] = {v[i].x, v[i].y, v[i].z, v[i].w};
+#pragma unroll
+    for (int j = 0; j <= kWords; ++j) {
+      w[4 + j] = __shfl_sync(0xffffffffu, lane == 0 ? word_of(next, j) : w[j], (lane + 1) & 31);
+    }
+    v[i] = make_uint4(
+        __funnelshift_r(w[kWords], w[kWords + 1], bits), __funnelshift_r(w[kWords + 1], w[kWords + 2], bits),
+        __funnelshift_r(w[kWords + 2], w[kWords + 3], bits), __funnelshift_r(w[kWords + 3], w[kWords + 4], bits));
+  }
+}
+
+// From chunks in a warp's registers to the vectors of a row whose first chunk has `shift` bytes too many.
+template <int N>
+__device__ __forceinline__ void to_vectors(int lane, uint32_t shift, uint4 (&v)[N], const uint4 &after) {
+  const uint32_t bits = (shift & 3) * 8;
+  if (shift < 4) {
+    shift_words<0>(lane, bits, v, after);
+  } else if (shift < 8) {
+    shift_words<1>(lane, bits, v, after);
+  } else if (shift < 12) {
+    shift_words<2>(lane, bits, v, after);
+  } else {
+    shift_words<3>(lane, bits, v, after);
+  }
+}
+
 // One batch in registers: fetched as soon as the one before is added up, so that it comes while a row is finished.
 template <typename T, int N>
 class RegisterQueue {
@@ -160,17 +193,7 @@ class RegisterQueue {
 
   // The batch is in `v`, as chunks: brings it to vectors.
   __device__ __forceinline__ void take(const Params &, const Share &share, uint32_t shift, bool, uint4 (&v)[N]) {
-    if (shift == 0) return;
-    const uint32_t bits = (shift & 3) * 8;
-    if (shift < 4) {
-      shift_words<0>(share.lane, bits, v);
-    } else if (shift < 8) {
-      shift_words<1>(share.lane, bits, v);
-    } else if (shift < 12) {
-      shift_words<2>(share.lane, bits, v);
-    } else {
-      shift_words<3>(share.lane, bits, v);
-    }
+    if (shift != 0) to_vectors(share.lane, shift, v, after_);
   }
   // Each vector as soon as it is used up, so that loads are in flight while the others are.
   struct Refill {
@@ -211,23 +234,6 @@ class RegisterQueue {
       if (i == N) after = one;
     }
   };
-
-  // The chunk after a lane's own is its neighbour's; after the last lane's, the first lane's next.
-  template <int kWords>
-  __device__ __forceinline__ void shift_words(int lane, uint32_t bits, uint4 (&v)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const uint4 &next = i + 1 < N ? v[i + 1] : after_;
-      uint32_t w[8] = {v[i].x, v[i].y, v[i].z, v[i].w};
-#pragma unroll
-      for (int j = 0; j <= kWords; ++j) {
-        w[4 + j] = __shfl_sync(0xffffffffu, lane == 0 ? word_of(next, j) : w[j], (lane + 1) & 31);
-      }
-      v[i] = make_uint4(
-          __funnelshift_r(w[kWords], w[kWords + 1], bits), __funnelshift_r(w[kWords + 1], w[kWords + 2], bits),
-          __funnelshift_r(w[kWords + 2], w[kWords + 3], bits), __funnelshift_r(w[kWords + 3], w[kWords + 4], bits));
-    }
-  }
 
   Producer<T, N, false> producer_;
   uint4 after_;  // lane 0: the chunk after the batch

@@ -1,0 +1,75 @@
+// SPDX-FileCopyrightText: the libxent authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Forward of rows that lie as usual: a block a row, as many blocks as rows.
+//
+// Bytes: logits once, then 8 a row. A warp of the block has pieces of the row, one batch in registers, each vector
+// of which is loaded anew as soon as it is added up. The pieces are those of forward_kernel, and merged as it does.
+#pragma once
+
+#include "chunks.cuh"
+
+namespace xent::cuda {
+
+// Of an SM, and of a block at most; 80 registers a thread.
+inline constexpr int kRowThreads = 768;
+
+template <typename T, unsigned F, Layout kRows>
+__global__ void __launch_bounds__(kRowThreads, 1) row_kernel(const __grid_constant__ Params p) {
+  constexpr int N = kForwardBatch, kSpan = N * 32, kEach = kSerial<N>;
+  extern __shared__ float partials[];  // of the row's pieces
+  start_in_chain();
+  const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x / 32);
+  const int warps = static_cast<int>(blockDim.x / 32);
+  const int batches = p.geometry.batches, pieces = (batches + kEach - 1) / kEach;
+#pragma unroll 1
+  for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
+    const RowTarget target = read_target(p, row);
+    if (target.kind == RowKind::ignored) {
+      if (threadIdx.x == 0) write_ignored(p, row);
+      continue;
+    }
+    const Chunks<T, kRows> chunks(p, row);
+    const bool one_more = kRows != Layout::even && lane == 0 && chunks.shift != 0;
+    int batch = warp * kEach;
+    float value = 0.0f;
+    if (batch < batches) {
+      uint4 v[N], after;
+      chunks.load_all(p, batch * kSpan + lane, batch * kSpan, 32, one_more, kReadOnce, v, after);
+      if (threadIdx.x == 0) value = target_value<T, F>(p, row, target);
+      Partial part;
+#pragma unroll 1
+      while (true) {
+        const bool ends = (batch + 1) % kEach == 0 || batch + 1 == batches;
+        const int next = ends ? (batch / kEach + warps) * kEach : batch + 1;
+        if (kRows != Layout::even && chunks.shift != 0) to_vectors(lane, chunks.shift, v, after);
+        const ChunkRefill<T, kRows, N> refill(chunks, next * kSpan, kReadOnce, next < batches, v);
+        add_batch<T, F>(part, v, batch * kSpan + lane, p.classes, p.math, 32, refill);
+        if (next < batches) {
+          if (one_more) after = chunks.load(refill.first + kSpan, kReadOnce);
+          chunks.settle(p, refill.first, next * kSpan, 32, one_more, v, after);
+        }
+        if (ends) {
+          part = merge_lanes<F>(part, 32, p.math);
+          if (lane == 0) store_partial<F>(partials + batch / kEach * kPartialWords<F>, 1, part);
+          part = Partial();
+        }
+        if (next >= batches) break;
+        batch = next;
+      }
+    }
+    __syncthreads();
+    if (warp == 0) {
+      Partial total;
+      for (int piece = lane; piece < pieces; piece += 32) {
+        const Partial part = load_partial<F>(partials + piece * kPartialWords<F>, 1);
+        total = piece < 32 ? part : add_up<F>(total, part, p.math);
+      }
+      if (pieces > 1) total = merge_lanes<F>(total, 32, p.math);
+      if (lane == 0) write_counted<F>(p, row, target.kind, value, total);
+    }
+    if (row + gridDim.x < p.rows) __syncthreads();
+  }
+}
+
+}  // namespace xent::cuda

@@ -1,0 +1,152 @@
+// SPDX-FileCopyrightText: the libxent authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Short rows, which registers hold.
+//
+//   team_kernel   4 to 32 lanes a row, so that a warp has 8 to 1 of them at once, and up to 32 one after the other.
+//   What
+//                 a row costs besides its columns (target, factors, outputs) a lane does for a row, and so 32 rows at
+//                 once; there is no barrier. Bytes: logits once, with the gradient one write.
+//   team_backward_kernel  the same for the gradient alone.
+//
+// A row is a few hundred instructions, run once: what else rows can be (misaligned, strided, padded) has kernels of its
+// own, with the same bits. In one kernel, where that code stood between, warps waited for instructions more than for
+// anything else, and it was a quarter slower at 1000 columns as at 32000.
+#pragma once
+
+#include "chunks.cuh"
+
+namespace xent::cuda {
+
+inline constexpr int kTeamHeld = 4;
+inline constexpr int kTeamThreads = 256;
+inline constexpr int kTeamBlocks = 4;  // an SM
+
+// The gradient of a row that a team of `span` lanes holds. `first`: the lane's.
+template <typename T, typename G, unsigned F, Layout kRows>
+__device__ __forceinline__ void put_team_row_as(const Params &p, const Chunks<T, kRows> &chunks, int64_t row, int first,
+                                                int span, const uint4 (&v)[kTeamHeld], const GradRow &grad) {
+  int lead = chunks.lead(), from = 0;
+  if (!grad.zero && grad.plain()) {
+    if (kRows != Layout::any || gradient_fits<T>(p, row)) {
+      put_chunks<T, G, F>(p, chunks, row, first, 0, span, true, v, grad, NoRefill());
+      if (p.vocab == p.classes) return;
+      from = span * kTeamHeld + 1;
+    } else {
+      lead = GradWriter<T, G, F>::lead_of(p, p.grad_logits.row<G>(row));
+    }
+  }
+  put_rest<T, G, F>(p, row, lead, from + first, span, grad);
+}
+
+template <typename T, unsigned F, Layout kRows>
+__device__ __forceinline__ void put_team_row(const Params &p, const Chunks<T, kRows> &chunks, int64_t row, int first,
+                                             int span, const uint4 (&v)[kTeamHeld], const GradRow &grad) {
+  if (kRows != Layout::any || sizeof(T) == 4 || p.grad_logits.type != Element::f32) {
+    put_team_row_as<T, T, F>(p, chunks, row, first, span, v, grad);
+  } else {
+    put_team_row_as<T, float, F>(p, chunks, row, first, span, v, grad);
+  }
+}
+
+// `span` lanes a row; a warp takes `rows` of them, as many as its lanes or fewer, before it goes on.
+template <typename T, unsigned F, bool kGrad, Layout kRows>
+__global__ void __launch_bounds__(kTeamThreads, kTeamBlocks) team_kernel(const __grid_constant__ Params p) {
+  constexpr int K = kTeamHeld;
+  start_in_chain();
+  const int lane = static_cast<int>(threadIdx.x & 31);
+  const int span = p.geometry.span;
+  const int teams = 32 / span, team = lane / span, first = lane % span;
+  const int rows = p.geometry.rows;
+  const int64_t warps = static_cast<int64_t>(gridDim.x) * (kTeamThreads / 32);
+  const int64_t warp = static_cast<int64_t>(blockIdx.x) * (kTeamThreads / 32) + threadIdx.x / 32;
+#pragma unroll 1
+  for (int64_t base = warp * rows; base < p.rows; base += warps * rows) {
+    // A lane a row. In place, the targets' logits of all of them are read before the first is overwritten.
+    const int64_t mine = base + lane;
+    const bool has = lane < rows && mine < p.rows;
+    RowTarget target = {RowKind::ignored, 0};
+    if (has) target = read_target(p, mine);
+    const float value = target_value<T, F>(p, mine, target);
+    RowFactor factor = {true, 0.0};
+    if (kGrad) factor = row_factor(p, mine, target.kind);
+    if (has && target.kind == RowKind::ignored) write_ignored<!kGrad>(p, mine);
+    const uint32_t counts = __ballot_sync(0xffffffffu, target.kind != RowKind::ignored);
+    const int count = static_cast<int>(min(static_cast<int64_t>(rows), p.rows - base));
+    Partial finished;
+#pragma unroll 1
+    for (int at = 0; at < count; at += teams) {
+      const int i = at + team;
+      const bool counted = (counts >> i & 1) != 0;
+      if (!kGrad && __ballot_sync(0xffffffffu, counted) == 0) continue;
+      const int64_t row = base + min(i, count - 1);
+      const Chunks<T, kRows> chunks(p, row);
+      uint4 v[K], after;
+      if (counted) {
+        chunks.load_all(p, first, 0, span, first == 0 && chunks.shift != 0, kReadOnce, v, after);
+      } else {
+#pragma unroll
+        for (int j = 0; j < K; ++j) v[j] = empty_vector<T>();
+        after = v[0];
+      }
+      Partial part;
+      const bool shifts = kRows != Layout::even && __ballot_sync(0xffffffffu, chunks.shift != 0) != 0;
+      add_chunks<T, F, kRows>(part, p, v, after, chunks.shift, shifts, first, first, span, NoRefillAt());
+      part = merge_lanes<F>(part, span, p.math);
+      const Partial theirs = from_lane<F>(part, (lane - at) * span & 31);
+      if (lane >= at && lane < at + teams) finished = theirs;
+      if constexpr (kGrad) {
+        const int leader = team * span;
+        const RowStats stats =
+            stats_of(__shfl_sync(0xffffffffu, part.m, leader), __shfl_sync(0xffffffffu, part.d, leader));
+        const RowFactor row_factor = {__shfl_sync(0xffffffffu, static_cast<int>(factor.zero), i & 31) != 0,
+                                      __shfl_sync(0xffffffffu, factor.value, i & 31)};
+        const GradRow grad = grad_row(p.math, row_factor, __shfl_sync(0xffffffffu, target.target, i & 31), stats);
+        if (i < count) put_team_row<T, F>(p, chunks, row, first, span, v, grad);
+      }
+    }
+    if (has && target.kind != RowKind::ignored) write_counted<F, !kGrad>(p, mine, target.kind, value, finished);
+  }
+}
+
+// The gradient of short rows from what forward has kept: a lane computes the coefficients of a row.
+template <typename T, unsigned F, Layout kRows>
+__global__ void __launch_bounds__(kTeamThreads, kTeamBlocks) team_backward_kernel(const __grid_constant__ Params p) {
+  start_in_chain();
+  const int lane = static_cast<int>(threadIdx.x & 31);
+  const int span = p.geometry.span;
+  const int teams = 32 / span, team = lane / span, first = lane % span;
+  const int rows = p.geometry.rows;
+  const int64_t warps = static_cast<int64_t>(gridDim.x) * (kTeamThreads / 32);
+  const int64_t warp = static_cast<int64_t>(blockIdx.x) * (kTeamThreads / 32) + threadIdx.x / 32;
+#pragma unroll 1
+  for (int64_t base = warp * rows; base < p.rows; base += warps * rows) {
+    const int64_t mine = base + lane;
+    GradRow own = {true};
+    if (lane < rows && mine < p.rows) {
+      const RowTarget target = read_target(p, mine);
+      if (target.kind == RowKind::counted) {
+        const float *stats = p.stats.row<const float>(mine);
+        own = grad_row(p.math, row_factor(p, mine, target.kind), target.target, {stats[0], stats[p.stats.col_stride]});
+      }
+    }
+    const int count = static_cast<int>(min(static_cast<int64_t>(rows), p.rows - base));
+#pragma unroll 1
+    for (int at = 0; at < count; at += teams) {
+      const int i = at + team;
+      const int64_t row = base + min(i, count - 1);
+      const GradRow grad = from_lane(own, i & 31);
+      const Chunks<T, kRows> chunks(p, row);
+      uint4 v[kTeamHeld], after;
+      if (!grad.zero) {
+        chunks.load_all(p, first, 0, span, false, kReadOnce, v, after);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kTeamHeld; ++j) v[j] = empty_vector<T>();
+      }
+      if (i < count) put_team_row<T, F>(p, chunks, row, first, span, v, grad);
+    }
+  }
+}
+
+}  // namespace xent::cuda
