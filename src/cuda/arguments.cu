@@ -30,14 +30,19 @@ Divisor divisor_of(int64_t d) {
   return {static_cast<uint64_t>(numerator / static_cast<uint64_t>(d)) + 1, d, shift};
 }
 
+void describe(const xent_view &view, Tensor *tensor) {
+  tensor->data = view.data;
+  tensor->type = element_of(view.dtype);
+  tensor->rank = view.rank;
+  // Rows are not divided by the outermost extent, see Tensor::offset.
+  for (int dim = 1; dim < view.rank; ++dim) tensor->shape[dim] = divisor_of(view.shape[dim]);
+  for (int dim = 0; dim < view.rank; ++dim) tensor->stride[dim] = view.stride[dim];
+  tensor->col_stride = view.col_stride;
+}
+
 Tensor tensor_of(const xent_view &view) {
   Tensor tensor = {};
-  tensor.data = view.data;
-  tensor.type = element_of(view.dtype);
-  tensor.rank = view.rank;
-  for (int dim = 0; dim < view.rank; ++dim) tensor.shape[dim] = divisor_of(view.shape[dim]);
-  std::copy_n(view.stride, view.rank, tensor.stride);
-  tensor.col_stride = view.col_stride;
+  describe(view, &tensor);
   return tensor;
 }
 

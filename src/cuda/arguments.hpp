@@ -13,6 +13,8 @@ namespace xent::cuda {
 
 Element element_of(const DLDataType &type);
 Divisor divisor_of(int64_t d);
+// `tensor` holds zeros before.
+void describe(const xent_view &view, Tensor *tensor);
 Tensor tensor_of(const xent_view &view);
 Constants constants_of(const xent_options &options);
 

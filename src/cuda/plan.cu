@@ -65,6 +65,7 @@ int sums_of_forward(const Params &p) {
 xent_status Plan::create(const Driver &driver, const xent_options &options, Plan **out, xent_plan_info *info,
                          xent_error *err) {
   Plan *plan = new Plan(driver, options);
+  plan->constants_ = constants_of(options);
   const xent_status status = plan->load(err);
   if (status != XENT_OK) {
     delete plan;
@@ -218,7 +219,7 @@ Plan::Workspace Plan::workspace(const Sweep &sweep) const {
 Params Plan::params(const xent_problem &problem, const Sweep &sweep) const {
   const Workspace &space = sweep.space;
   Params p = {};
-  p.math = constants_of(options_);
+  p.math = constants_;
   p.geometry = geometry_of(sweep.shape);
   p.rows = problem.rows;
   p.classes = options_.columns;
@@ -231,20 +232,20 @@ Params Plan::params(const xent_problem &problem, const Sweep &sweep) const {
   p.has_ignore_index = options_.has_ignore_index;
   p.reduction = options_.reduction;
   p.empty_mean_is_nan = options_.empty_mean_is_nan;
-  p.logits = tensor_of(problem.logits);
-  p.targets = tensor_of(problem.targets);
-  p.mask = tensor_of(problem.mask);
-  p.row_weights = tensor_of(problem.row_weights);
-  p.denominator = tensor_of(problem.denominator);
-  p.loss = tensor_of(problem.loss);
-  p.stats = tensor_of(problem.stats);
-  p.divisor = tensor_of(problem.divisor);
-  p.lse = tensor_of(problem.lse);
-  p.entropy = tensor_of(problem.entropy);
-  p.predicted = tensor_of(problem.predicted);
-  p.row_counts = tensor_of(problem.row_counts);
-  p.grad_loss = tensor_of(problem.grad_loss);
-  p.grad_logits = tensor_of(problem.grad_logits);
+  describe(problem.logits, &p.logits);
+  describe(problem.targets, &p.targets);
+  describe(problem.mask, &p.mask);
+  describe(problem.row_weights, &p.row_weights);
+  describe(problem.denominator, &p.denominator);
+  describe(problem.loss, &p.loss);
+  describe(problem.stats, &p.stats);
+  describe(problem.divisor, &p.divisor);
+  describe(problem.lse, &p.lse);
+  describe(problem.entropy, &p.entropy);
+  describe(problem.predicted, &p.predicted);
+  describe(problem.row_counts, &p.row_counts);
+  describe(problem.grad_loss, &p.grad_loss);
+  describe(problem.grad_logits, &p.grad_logits);
   char *workspace = static_cast<char *>(problem.workspace);
   if (workspace != nullptr) {
     if (options_.reduction != XENT_REDUCTION_NONE) p.row_loss = reinterpret_cast<double *>(workspace + space.row_loss);

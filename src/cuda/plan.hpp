@@ -8,6 +8,7 @@
 
 #include "geometry.hpp"
 #include "kernel_table.hpp"
+#include "math.cuh"
 
 namespace xent::cuda {
 
@@ -68,6 +69,7 @@ class Plan {
 
   const Driver &driver_;
   const xent_options &options_;
+  Constants constants_ = {};
   void *context_ = nullptr;  // CUcontext
   const KernelTable *kernels_ = nullptr;
   int feature_set_ = 0;
