@@ -101,6 +101,27 @@ TEST_P(Bitwise, ARowAloneIsTheRowInABatch) {
   }
 }
 
+TEST_P(Bitwise, ARowOfAGradientLargerThanTheCaches) {
+  // One thread: what counts on a CPU are the caches of the threads' cores.
+  for (const DLDataType dtype : {kF32, kBf16}) {
+    const int64_t rows = dtype == kF32 ? 90 : 180, vocab = 50257;
+    Problem p = start(dtype, rows, vocab);
+    p.threads = 1;
+    p.grad_layout.strides = {vocab + 3, 1};
+    p.grad_layout.misalign = pick(rng_, 0, 15) * size_of(dtype);
+    p.ignore_index = p.targets[5];
+    for (const Mode mode : modes_) {
+      const auto many = run(p, mode);
+      ASSERT_TRUE(many);
+      for (const int64_t r : {int64_t{0}, int64_t{5}, rows - 1}) {
+        const auto one = run(rows_of(p, r, 1), mode);
+        ASSERT_TRUE(one);
+        EXPECT_TRUE(same_row(*many, r, *one, 0, vocab)) << p.describe();
+      }
+    }
+  }
+}
+
 TEST_P(Bitwise, OneRowIsTheRowAmongThousands) {
   // Few rows and many rows take different paths.
   for (const DLDataType dtype : {kF32, kBf16}) {

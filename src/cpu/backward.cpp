@@ -176,6 +176,8 @@ void GradBF16F32(const RowMath &math, const GradRow &row, const Span &span, cons
   Grad<BF16, float>(math, row, span, out);
 }
 
+void StreamZeros(void *to, size_t bytes) { StreamBytes(nullptr, to, bytes); }
+
 }  // namespace xent::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -188,6 +190,7 @@ HWY_EXPORT(GradF16);
 HWY_EXPORT(GradBF16);
 HWY_EXPORT(GradF16F32);
 HWY_EXPORT(GradBF16F32);
+HWY_EXPORT(StreamZeros);
 
 void grad_f32(const RowMath &math, const GradRow &row, const Span &span, const GradOut &out) {
   HWY_DYNAMIC_DISPATCH(GradF32)(math, row, span, out);
@@ -208,6 +211,7 @@ void grad_bf16_f32(const RowMath &math, const GradRow &row, const Span &span, co
   HWY_DYNAMIC_DISPATCH(GradBF16F32)(math, row, span, out);
 }
 
+void stream_zeros(void *to, size_t bytes) { HWY_DYNAMIC_DISPATCH(StreamZeros)(to, bytes); }
 void stream_fence() { hwy::FlushStream(); }
 
 }  // namespace xent::cpu

@@ -44,7 +44,7 @@ Gradient::Gradient(const Plan &plan, const xent_problem &problem)
   const xent_view &grad = problem.grad_logits;
   if (!present(grad)) return;
   const int64_t bytes = problem.rows * options_.vocab * static_cast<int64_t>(element_size(grad.dtype));
-  stream_ = grad.col_stride == 1 && grad.data != problem.logits.data && bytes > cache_bytes();
+  stream_ = grad.col_stride == 1 && grad.data != problem.logits.data && bytes > plan.streamed;
   kernel_ = same_dtype(grad.dtype, options_.logits_dtype) ? plan.grad : plan.grad_f32;
 }
 
@@ -89,6 +89,10 @@ void Gradient::zero(int64_t row, int64_t begin, int64_t end) const {
   const size_t element = element_size(grad.dtype);
   char *const to = static_cast<char *>(grad.data) +
                    (row_offset(grad, row) + begin * grad.col_stride) * static_cast<int64_t>(element);
+  if (stream_) {
+    stream_zeros(to, static_cast<size_t>(end - begin) * element);
+    return;
+  }
   if (grad.col_stride == 1) {
     std::memset(to, 0, static_cast<size_t>(end - begin) * element);
     return;

@@ -175,6 +175,7 @@ void grad_bf16(const RowMath &, const GradRow &, const Span &, const GradOut &);
 void grad_f16_f32(const RowMath &, const GradRow &, const Span &, const GradOut &);
 void grad_bf16_f32(const RowMath &, const GradRow &, const Span &, const GradOut &);
 
+void stream_zeros(void *to, size_t bytes);
 void stream_fence();  // ends a task whose kernels were asked to stream
 
 }  // namespace xent::cpu

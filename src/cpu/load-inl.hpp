@@ -226,21 +226,24 @@ const Acc<T> *PackedBlock(const Span &span, int64_t begin, size_t n, Acc<T> *blo
   }
 }
 
-// Past the caches, byte for byte; the ends that do not fill a vector go the usual way.
+// Past the caches, byte for byte; the ends that do not fill a vector go the usual way. from == NULL: zeros.
 HWY_INLINE void StreamBytes(const void *from, void *to, size_t bytes) {
   const hn::CappedTag<uint8_t, 64> d;
   const size_t lanes = hn::Lanes(d);
   const uint8_t *src = static_cast<const uint8_t *>(from);
   uint8_t *dst = static_cast<uint8_t *>(to);
-  const size_t head = (lanes - reinterpret_cast<uintptr_t>(dst) % lanes) % lanes;
-  if (head >= bytes) {
-    std::memcpy(dst, src, bytes);
-    return;
-  }
-  std::memcpy(dst, src, head);
+  const auto usual = [&](size_t begin, size_t end) {
+    if (src == nullptr) {
+      std::memset(dst + begin, 0, end - begin);
+    } else {
+      std::memcpy(dst + begin, src + begin, end - begin);
+    }
+  };
+  const size_t head = HWY_MIN(bytes, (lanes - reinterpret_cast<uintptr_t>(dst) % lanes) % lanes);
+  usual(0, head);
   size_t i = head;
-  for (; i + lanes <= bytes; i += lanes) hn::Stream(hn::LoadU(d, src + i), d, dst + i);
-  std::memcpy(dst + i, src + i, bytes - i);
+  for (; i + lanes <= bytes; i += lanes) hn::Stream(src == nullptr ? hn::Zero(d) : hn::LoadU(d, src + i), d, dst + i);
+  usual(i, bytes);
 }
 
 // The inverse of PackedBlock; `block` may be where the columns lie.

@@ -32,6 +32,14 @@ RowMath make_math(const xent_options &options) {
   return math;
 }
 
+// A store to a line that is not in the core's own cache reads it first, and a large shared cache gives and takes hardly
+// more than memory does. With 2 MiB a core and 300 MiB shared, a gradient stored past them and then read from memory
+// was there sooner than one stored and read the usual way from three times the cores' own caches on.
+int64_t streamed_from(int threads) {
+  const int64_t own = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  return own > 0 ? std::min(cache_bytes(), 4 * own * threads) : cache_bytes();
+}
+
 }  // namespace
 
 int64_t cache_bytes() {
@@ -60,6 +68,7 @@ Plan make_plan(const xent_options &options, int threads) {
   }
   plan.squash = plan.acc_is_double ? squash_f64 : squash_f32;
   plan.slice = slice_columns(options.columns);
+  plan.streamed = streamed_from(threads);
   plan.slices = (options.columns + plan.slice - 1) / plan.slice;
   if (options.reduction != XENT_REDUCTION_NONE) {
     const size_t bytes = static_cast<size_t>(options.max_rows) * sizeof(double);

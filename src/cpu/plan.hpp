@@ -19,6 +19,7 @@ struct Plan {
   SquashKernel squash;
   int64_t slice;        // columns
   int64_t slices;       // of a row
+  int64_t streamed;     // a gradient of more bytes is stored past the caches
   size_t losses_bytes;  // workspace: a double a row, none where nothing is reduced ...
   int64_t partials;     // ... then so many Partials
   bool acc_is_double;
