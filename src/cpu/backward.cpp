@@ -67,11 +67,9 @@ HWY_INLINE V GradVector(D d, const GradConsts<hn::TFromD<D>> &c, V v) {
   return grad;
 }
 
-// Columns of S, acc or bfloat16, into columns of the same type; `to` may be `from`. kStream: past the caches. `ahead`,
-// `ahead_bytes`: what will be read next, fetched meanwhile.
+// Columns of S, acc or bfloat16, into columns of the same type; `to` may be `from`. kStream: past the caches.
 template <class S, bool kSoftcap, bool kPlain, bool kStream, class A = Acc<S>>
-void GradColumns(const RowMath &math, const GradRow &row, const S *from, S *to, size_t n, const char *ahead,
-                 size_t ahead_bytes) {
+void GradColumns(const RowMath &math, const GradRow &row, const S *from, S *to, size_t n, Fetch fetch) {
   const Tag<A> d;
   using V = hn::Vec<Tag<A>>;
   const size_t pair = 2 * hn::Lanes(d);
@@ -92,9 +90,9 @@ void GradColumns(const RowMath &math, const GradRow &row, const S *from, S *to, 
   }
   if constexpr (!kSoftcap) {
     for (; i + 2 * pair <= n; i += 2 * pair) {
-      for (size_t b = i * sizeof(S); b < (i + 2 * pair) * sizeof(S) && b < ahead_bytes; b += 64) {
-        hwy::Prefetch(ahead + b);
-      }
+      FetchLines<3>(fetch.near, fetch.near_step);
+      FetchLines<2>(fetch.far, fetch.far_step);
+      fetch.near += fetch.near_step, fetch.far += fetch.far_step;
       V v0, v1, v2, v3;
       LoadPair(d, from + i, v0, v1);
       LoadPair(d, from + i + pair, v2, v3);
@@ -116,7 +114,7 @@ void GradColumns(const RowMath &math, const GradRow &row, const S *from, S *to, 
 }
 
 template <class S>
-using Columns = void (*)(const RowMath &, const GradRow &, const S *, S *, size_t, const char *, size_t);
+using Columns = void (*)(const RowMath &, const GradRow &, const S *, S *, size_t, Fetch);
 
 template <class S, bool kStream>
 Columns<S> ColumnsFor(const RowMath &math, const GradRow &row) {
@@ -133,25 +131,19 @@ void Grad(const RowMath &math, const GradRow &row, const Span &span, const GradO
   [[maybe_unused]] Columns<O> straight = nullptr;
   if constexpr (kDirect) straight = out.stream ? ColumnsFor<O, true>(math, row) : ColumnsFor<O, false>(math, row);
   HWY_ALIGN A block[kBlock];
-  const int64_t blocks = (span.end - span.begin + kBlock - 1) / kBlock;
-  for (int64_t i = 0; i < blocks; ++i) {
-    const auto begin_of = [&](int64_t k) { return span.begin + (out.backwards ? blocks - 1 - k : k) * kBlock; };
-    const auto columns_of = [&](int64_t first) {
-      return static_cast<size_t>(span.end - first < kBlock ? span.end - first : kBlock);
-    };
-    const int64_t begin = begin_of(i);
-    const size_t n = columns_of(begin);
+  const Blocks<T> blocks(span, out.backwards);
+  for (int64_t i = 0; i < blocks.count(); ++i) {
+    const int64_t begin = blocks.begin(i);
+    const size_t n = blocks.size(i);
+    const Fetch fetch = blocks.template fetch<A>(i, 1);
     const bool holds_target = row.target >= begin && row.target < begin + static_cast<int64_t>(n);
     if constexpr (kDirect) {
       if (direct && !holds_target) {
-        const T *const in = static_cast<const T *>(span.row);
-        const int64_t next = i + 1 < blocks ? begin_of(i + 1) : begin;
-        straight(math, row, in + begin, static_cast<O *>(out.row) + begin, n, reinterpret_cast<const char *>(in + next),
-                 next == begin ? 0 : columns_of(next) * sizeof(T));
+        straight(math, row, static_cast<const T *>(span.row) + begin, static_cast<O *>(out.row) + begin, n, fetch);
         continue;
       }
     }
-    grad(math, row, PackedBlock<T>(span, begin, n, block), block, n, nullptr, 0);
+    grad(math, row, PackedBlock<T>(span, begin, n, block), block, n, fetch);
     if (holds_target) block[row.target - begin] = static_cast<A>(row.target_grad);
     StoreBlock<O>(static_cast<const A *>(block), out, begin, n);
   }

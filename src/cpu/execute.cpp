@@ -9,6 +9,7 @@
 // at the end by one thread.
 
 #include <algorithm>
+#include <utility>
 
 #include "cpu/gradient.hpp"
 #include "cpu/loss.hpp"
@@ -20,6 +21,32 @@ namespace xent::cpu {
 namespace {
 
 constexpr int64_t kSmallBytes = int64_t{64} << 10;  // less than this is not worth a second thread
+
+// Rows dealt out in pieces that get smaller, at least `least` rows each: large ones, so that a thread goes on from one
+// row to the next, and small ones in the end, so that the threads finish together.
+class Pieces {
+ public:
+  Pieces(int64_t rows, int64_t least, int threads) : rows_(rows), least_(least), threads_(threads) {}
+
+  int64_t count() const {
+    int64_t n = 0;
+    for (int64_t left = rows_; left > 0; left -= threads_ * size(left)) n += threads_;
+    return n;
+  }
+  // The rows [first, second) of piece `i`; the last ones may be empty.
+  std::pair<int64_t, int64_t> operator[](int64_t i) const {
+    int64_t left = rows_;
+    for (; i >= threads_; i -= threads_) left -= threads_ * size(left);
+    const int64_t begin = rows_ - left + i * size(left);
+    return {begin, std::min(rows_, begin + size(left))};
+  }
+
+ private:
+  // Of a piece where so many rows are left: `threads` pieces have one size.
+  int64_t size(int64_t left) const { return threads_ == 1 ? rows_ : std::max(least_, left / (4 * threads_)); }
+
+  int64_t rows_, least_, threads_;
+};
 
 class Call {
  public:
@@ -49,7 +76,7 @@ class Call {
 
   void combine() {
     loss_.begin();
-    for_rows([&](int64_t row) {
+    for_rows([&](int64_t row, const void *) {
       const Row what = read_target(problem_, row);
       if (what.kind == RowKind::kIgnored) {
         loss_.ignored(row);
@@ -67,7 +94,7 @@ class Call {
       for_slices(0, problem_.rows,
                  [&](int64_t row, int64_t slice) { grad_slice(row, read_stats(problem_, row), slice); });
     } else {
-      for_rows([&](int64_t row) { grad_row(row, read_stats(problem_, row), false); });
+      for_rows([&](int64_t row, const void *next) { grad_row(row, read_stats(problem_, row), next, false); });
     }
   }
 
@@ -86,12 +113,12 @@ class Call {
         });
       });
     } else {
-      for_rows([&](int64_t row) {
+      for_rows([&](int64_t row, const void *next) {
         Partial total;
         const Row what = read_target(problem_, row);
         const bool counts = what.kind != RowKind::kIgnored;
-        if (counts) total = total_of(row);
-        grad_row(row, loss_.row(row, what, counts ? &total : nullptr), true);
+        if (counts) total = total_of(row, nullptr);
+        grad_row(row, loss_.row(row, what, counts ? &total : nullptr), next, true);
       });
     }
     loss_.end();
@@ -100,14 +127,16 @@ class Call {
  private:
   // ---- Dealing out the work
 
+  // Body(row, the logits that the thread reads after the row's, or NULL) for every row.
   template <class Body>
   void for_rows(const Body &body) {
-    const int64_t rows = problem_.rows;
-    const int64_t at_least = (kSmallBytes + row_bytes_ - 1) / row_bytes_;
-    const int64_t piece = threads_ == 1 ? std::max<int64_t>(rows, 1) : std::max(at_least, rows / (8 * threads_));
-    pool_.run((rows + piece - 1) / piece, [&](int64_t i) {
-      const int64_t end = std::min(rows, (i + 1) * piece);
-      for (int64_t row = i * piece; row < end; ++row) body(row);
+    const Pieces pieces(problem_.rows, (kSmallBytes + row_bytes_ - 1) / row_bytes_, threads_);
+    pool_.run(pieces.count(), [&](int64_t i) {
+      const auto [begin, end] = pieces[i];
+      for (int64_t row = begin; row < end; ++row) {
+        const bool read = row + 1 < end && read_target(problem_, row + 1).kind == RowKind::kCounted;
+        body(row, read ? row_address(problem_.logits, row + 1) : nullptr);
+      }
       if (gradient_.streams()) stream_fence();
     });
   }
@@ -133,12 +162,15 @@ class Call {
 
   // ---- The sums of rows
 
-  Partial total_of(int64_t row) const {
+  Partial total_of(int64_t row, const void *next) const {
     if (plan_.slices == 0) return empty_partial(plan_);
+    const int64_t element = static_cast<int64_t>(element_size(plan_.options->logits_dtype));
     PartialTree tree(math_);
     for (int64_t slice = 0; slice < plan_.slices; ++slice) {
       Partial part;
-      plan_.forward(math_, columns(row, slice), &part);
+      Span span = columns(row, slice);
+      span.next = slice + 1 < plan_.slices ? static_cast<const char *>(span.row) + span.end * element : next;
+      plan_.forward(math_, span, &part);
       tree.push(part);
     }
     return tree.total();
@@ -151,10 +183,10 @@ class Call {
       return for_row_groups(plan_.partials / plan_.slices,
                             [&](int64_t first, int64_t rows) { split_totals(first, rows, body); });
     }
-    for_rows([&](int64_t row) {
+    for_rows([&](int64_t row, const void *next) {
       const Row what = read_target(problem_, row);
       if (what.kind == RowKind::kIgnored) return body(row, what, nullptr);
-      Partial total = total_of(row);
+      Partial total = total_of(row, next);
       body(row, what, &total);
     });
   }
@@ -182,8 +214,8 @@ class Call {
 
   // ---- Gradients
 
-  void grad_row(int64_t row, const Stats &stats, bool backwards) const {
-    const Span all = {row_address(problem_.logits, row), problem_.logits.col_stride, 0, plan_.options->columns};
+  void grad_row(int64_t row, const Stats &stats, const void *next, bool backwards) const {
+    const Span all = {row_address(problem_.logits, row), problem_.logits.col_stride, 0, plan_.options->columns, next};
     gradient_.write(row, stats, all, true, backwards);
   }
 

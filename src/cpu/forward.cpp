@@ -4,8 +4,8 @@
 // The forward kernels: one read of the columns, one Partial out.
 //
 // A block of 2048 columns (in L1: where it lies when it is packed acc or bfloat16, else a converted copy) is passed
-// over twice: its maximum, then the sums against that maximum. While the second pass computes, the next block is
-// fetched. Columns enter accumulators by their position in the block alone, as the type and the options say.
+// over twice: its maximum, then the sums against that maximum. Meanwhile blocks ahead are fetched. Columns enter
+// accumulators by their position in the block alone, as the type and the options say.
 //
 // Eight vectors are added as a tree, four trees in an accumulator, and that is added, error-free, to the block's: where
 // one logit dominates, its 1 is in one lane, and the equal small terms of a flat tail would all be rounded the same way
@@ -27,13 +27,15 @@ inline constexpr A kLowest = std::numeric_limits<A>::lowest();
 
 // No less than `least`. Max(value, so_far) may drop or keep a NaN: the sum sees it in any case.
 template <class S, class A = Acc<S>>
-A BlockMax(const S *from, size_t n, A least) {
+A BlockMax(const S *from, size_t n, A least, Fetch fetch) {
   const Tag<A> d;
   const size_t pair = 2 * hn::Lanes(d);
   auto m0 = hn::Set(d, least), m1 = m0, m2 = m0, m3 = m0;
   hn::Vec<Tag<A>> a, b;
   size_t i = 0;
   for (; i + 2 * pair <= n; i += 2 * pair) {
+    FetchLines<2>(fetch.far, fetch.far_step);
+    fetch.far += fetch.far_step;
     LoadPair(d, from + i, a, b);
     m0 = hn::Max(a, m0), m1 = hn::Max(b, m1);
     LoadPair(d, from + i + pair, a, b);
@@ -176,27 +178,27 @@ HWY_INLINE double SumOf(D d, V total, V rest) {
 
 constexpr int kSerial = 4;  // eights of vectors an accumulator
 
-// `ahead`, `ahead_bytes`: the next block.
 template <class S, bool kPlain, bool kShift, bool kEntropy, class A = Acc<S>>
-void BlockSums(const RowMath &math, const S *from, size_t n, A max, const char *ahead, size_t ahead_bytes,
-               Partial *out) {
+void BlockSums(const RowMath &math, const S *from, size_t n, A max, Fetch fetch, Partial *out) {
   const Tag<A> d;
   using V = hn::Vec<Tag<A>>;
   const size_t lanes = hn::Lanes(d), pair = 2 * lanes, eight = 8 * lanes, piece = kSerial * eight;
   const SumConsts<A> c(math, max);
   const V zero = hn::Zero(d);
   V sum = zero, shift = zero, entropy = zero, sum_rest = zero, shift_rest = zero, entropy_rest = zero;
-  // The next block is fetched piece by piece, whatever its columns take.
-  const size_t fetch = ahead_bytes * piece / kBlock + 63;
-  size_t fetched = 0;
   for (size_t begin = 0; begin < n; begin += piece) {
-    const size_t until = HWY_MIN(fetched + fetch, ahead_bytes);
-    for (; fetched < until; fetched += 64) hwy::Prefetch(ahead + fetched);
     const size_t end = n - begin < piece ? n : begin + piece;
     Terms<V> t = {zero, zero, zero};
     size_t i = begin;
     for (; i + eight <= end; i += eight) {
+      const auto fetch_some = [&] {
+        FetchLines<3>(fetch.near, fetch.near_step);
+        FetchLines<2>(fetch.far, fetch.far_step);
+        fetch.near += fetch.near_step, fetch.far += fetch.far_step;
+      };
+      fetch_some();
       const Terms<V> x = FourOf<kPlain, kShift, kEntropy>(d, c, from + i);
+      fetch_some();
       const Terms<V> y = FourOf<kPlain, kShift, kEntropy>(d, c, from + i + 4 * lanes);
       t = Plus<kShift, kEntropy>(t, Plus<kShift, kEntropy>(x, y));
     }
@@ -225,7 +227,7 @@ void BlockSums(const RowMath &math, const S *from, size_t n, A max, const char *
 }
 
 template <class S, class A = Acc<S>>
-using Sums = void (*)(const RowMath &, const S *, size_t, A, const char *, size_t, Partial *);
+using Sums = void (*)(const RowMath &, const S *, size_t, A, Fetch, Partial *);
 
 template <class S>
 Sums<S> SumsFor(const RowMath &math) {
@@ -247,14 +249,13 @@ void Forward(const RowMath &math, const Span &span, Partial *out) {
   PartialTree tree(math);
   A best = -std::numeric_limits<A>::infinity();
   int64_t index = -1;
-  for (int64_t begin = span.begin; begin < span.end; begin += kBlock) {
-    const int64_t left = span.end - begin;
-    const size_t n = static_cast<size_t>(left < kBlock ? left : kBlock);
-    const int64_t next = left - static_cast<int64_t>(n) < kBlock ? left - static_cast<int64_t>(n) : kBlock;
-    const bool fetch = span.stride == 1 && next > 0;
-    const char *ahead = reinterpret_cast<const char *>(static_cast<const T *>(span.row) + begin * span.stride) +
-                        (fetch ? n * sizeof(T) : 0);
-    const size_t ahead_bytes = fetch ? static_cast<size_t>(next) * sizeof(T) : 0;
+  const Blocks<T> blocks(span, false);
+  for (int64_t i = 0; i < blocks.count(); ++i) {
+    const int64_t begin = blocks.begin(i);
+    const size_t n = blocks.size(i);
+    const Fetch first = blocks.template fetch<A>(i, 2);
+    Fetch second = first;
+    second.far += kBlock * sizeof(T) / 2;
     Partial part = {};
     part.index = -1;
     part.count = static_cast<int64_t>(n);
@@ -262,9 +263,9 @@ void Forward(const RowMath &math, const Span &span, Partial *out) {
       if (direct) {
         HWY_ALIGN T packed[kBlock];
         const T *from = PackedColumns(span, begin, n, packed);
-        const A max = BlockMax(from, n, kLowest<A>);
+        const A max = BlockMax(from, n, kLowest<A>, first);
         part.max = max;
-        direct_sums(math, from, n, max, ahead, ahead_bytes, &part);
+        direct_sums(math, from, n, max, second, &part);
         tree.push(part);
         continue;
       }
@@ -273,7 +274,7 @@ void Forward(const RowMath &math, const Span &span, Partial *out) {
     A max = kLowest<A>;
     if (math.predicted) {
       // From -inf: with softcap a row of nothing else has a largest logit too.
-      const A largest = BlockMax(v, n, -std::numeric_limits<A>::infinity());
+      const A largest = BlockMax(v, n, -std::numeric_limits<A>::infinity(), first);
       if (largest > best || index < 0) {
         const int64_t at = FirstEqual(v, n, largest);
         if (at >= 0) best = largest, index = begin + at;
@@ -284,9 +285,9 @@ void Forward(const RowMath &math, const Span &span, Partial *out) {
       SquashBlock(math, v, block, n);
       v = block;
     }
-    if (math.softcap != 0 || !math.predicted) max = BlockMax(v, n, kLowest<A>);
+    if (math.softcap != 0 || !math.predicted) max = BlockMax(v, n, kLowest<A>, first);
     part.max = max;
-    sums(math, v, n, max, ahead, ahead_bytes, &part);
+    sums(math, v, n, max, second, &part);
     tree.push(part);
   }
   *out = tree.total();

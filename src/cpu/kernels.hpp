@@ -24,6 +24,7 @@
 namespace xent::cpu {
 
 inline constexpr int64_t kBlock = 2048;
+inline constexpr int64_t kAhead = 16384;  // bytes from the columns in work to those that memory is asked for
 
 // Element types as they lie in memory.
 struct F16 {
@@ -63,6 +64,7 @@ struct Span {
   const void *row;
   int64_t stride;  // of a column, in elements
   int64_t begin, end;
+  const void *next = nullptr;  // columns that the thread reads after these, of stride 1 like them; NULL: not known
 };
 
 // The sums over a set of columns. `max` of a set without a logit above -inf is the lowest value of acc, never -inf: no
@@ -154,7 +156,7 @@ struct GradRow {
 struct GradOut {
   void *row;
   int64_t stride;
-  bool stream;     // store past the caches: the gradient is larger than they are and nobody reads it soon
+  bool stream;     // store past the caches
   bool backwards;  // from the last column down: the row was just read, and its end is what a cache still holds
 };
 

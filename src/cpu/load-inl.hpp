@@ -202,6 +202,53 @@ HWY_INLINE hn::Mask<D> SecondOfPair(D d, size_t n) {
   return hn::FirstN(d, n < hn::Lanes(d) ? 0 : n - hn::Lanes(d));
 }
 
+// What is fetched while a block is computed, so many bytes with every four vectors: a burst would wait for the few
+// lines that a core can have under way.
+struct Fetch {
+  const char *near;  // the next block, into L1
+  const char *far;   // one so far ahead that memory has the time, into L2
+  size_t near_step, far_step;
+};
+template <int kLocality>  // 3: into L1, 2: into L2
+HWY_INLINE void FetchLines(const char *from, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, kLocality);
+}
+
+// The blocks of a span, from the first on or, `backwards`, from the last.
+template <class T>
+class Blocks {
+ public:
+  Blocks(const Span &span, bool backwards)
+      : span_(span), count_((span.end - span.begin + kBlock - 1) / kBlock), backwards_(backwards) {}
+
+  int64_t count() const { return count_; }
+  int64_t begin(int64_t i) const { return span_.begin + (backwards_ ? count_ - 1 - i : i) * kBlock; }
+  size_t size(int64_t i) const { return static_cast<size_t>(HWY_MIN(span_.end - begin(i), kBlock)); }
+
+  // For block `i`, of which A is computed in `passes`.
+  template <class A>
+  Fetch fetch(int64_t i, size_t passes) const {
+    constexpr int64_t kFar = kAhead / (kBlock * static_cast<int64_t>(sizeof(T)));
+    const size_t step = span_.stride == 1 ? 4 * hn::Lanes(Tag<A>()) * sizeof(T) : 0;
+    return {block(i, 1), block(i, backwards_ && i + kFar < count_ ? 0 : kFar), step, step / passes};
+  }
+
+ private:
+  // `ahead` blocks after `i`; past the last one, in what is read next, taken to be as long, or, where that is not
+  // known, block `i` again.
+  const char *block(int64_t i, int64_t ahead) const {
+    const int64_t past = i + ahead - count_;
+    const bool next = past >= 0 && past < count_ && span_.next != nullptr;
+    const int64_t column = next ? past * kBlock : begin(past < 0 ? i + ahead : i);
+    const T *const row = static_cast<const T *>(next ? span_.next : span_.row);
+    return reinterpret_cast<const char *>(row + column * span_.stride);
+  }
+
+  const Span &span_;
+  const int64_t count_;
+  const bool backwards_;
+};
+
 // Columns [begin, begin + n) of a row, packed: where they lie, or in `packed`.
 template <class T>
 const T *PackedColumns(const Span &span, int64_t begin, size_t n, T *packed) {
