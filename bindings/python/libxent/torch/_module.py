@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -11,12 +12,39 @@ import torch
 from ._functional import CrossEntropyOutput, cross_entropy
 
 
-class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
+class HoldsOptions:
+    """Of `cross_entropy`, in `options`. There is one process group: copies, deep ones too, share it, pickles cannot."""
+
+    options: dict[str, Any]
+
+    def __copy__(self) -> HoldsOptions:
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def __deepcopy__(self, memo: dict) -> HoldsOptions:
+        group = self.options.get("process_group")
+        memo[id(group)] = group
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.options.get("process_group") is not None:
+            raise TypeError(
+                "libxent.torch: a loss with a process_group cannot be pickled, nor saved as a module by torch.save; "
+                "save the state_dict(), or take the group out of its options first"
+            )
+        return super().__reduce_ex__(protocol)
+
+
+class CrossEntropyLoss(HoldsOptions, torch.nn.CrossEntropyLoss):
     """torch.nn.CrossEntropyLoss of class indices; keywords beyond PyTorch's are those of `cross_entropy`.
 
         loss = libxent.torch.CrossEntropyLoss(z_loss=1e-4, overwrite_logits=True)(logits, targets)
 
-    `mask`, `row_weights` and `denominator` change with the data, and are arguments of the call.
+    `mask`, `row_weights` and `denominator` change with the data, and are arguments of the call. Copies, deep ones too,
+    have the same `process_group`; with one, the state_dict can be saved, the module cannot.
     """
 
     def __init__(

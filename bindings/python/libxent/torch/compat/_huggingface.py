@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 
 from ..._library import InvalidArgument
 from .._functional import cross_entropy
-from .._module import OPTIONS
+from .._module import OPTIONS, HoldsOptions
 
 
 def ForCausalLMLoss(
@@ -78,5 +77,13 @@ def patch_causal_lm(model: Any, **options: Any) -> Any:
         raise TypeError(f"patch_causal_lm: unexpected option {min(unknown)!r}; there are {sorted(_OPTIONS)}")
     if not hasattr(type(model), "loss_function"):
         raise TypeError(f"patch_causal_lm: {type(model).__name__} has no loss_function (transformers 4.46 or newer)")
-    model.loss_function = functools.partial(ForCausalLMLoss, **options)
+    model.loss_function = _Patch(options)
     return model
+
+
+class _Patch(HoldsOptions):
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+
+    def __call__(self, *arguments: Any, **named: Any) -> torch.Tensor:
+        return ForCausalLMLoss(*arguments, **{**self.options, **named})
