@@ -245,6 +245,19 @@ def test_double_backward_is_refused(rng, overwrite):
         torch.autograd.gradgradcheck(lambda x: xt.cross_entropy(x, t), logits(rng, (8, 21), torch.float64))
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_derivatives_of_the_gradient_by_its_upstream_are_refused(rng, overwrite):
+    x, t = logits(rng, (8, 21)), targets(rng, (8,), 21)
+    for factor in (torch.ones((), requires_grad=True), torch.ones(8, requires_grad=True)):
+        reduction = "none" if factor.dim() else "mean"
+        loss = xt.cross_entropy(x * 1, t, reduction=reduction, overwrite_logits=overwrite)
+        (grad,) = torch.autograd.grad((loss * factor).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="second derivatives are not supported"):
+            torch.autograd.grad(grad.sum(), factor, allow_unused=True)
+    with pytest.raises(RuntimeError, match="second derivatives are not supported"):
+        torch.autograd.functional.jvp(lambda x: xt.cross_entropy(x * 1, t, overwrite_logits=overwrite), x, x.detach())
+
+
 OPTIONS = {
     "plain": {},
     "sum": {"reduction": "sum"},

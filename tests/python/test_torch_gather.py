@@ -3,6 +3,7 @@
 """One collective a call over ranks: what goes into it, and who takes part in it, whatever is wrong on which rank."""
 
 import contextlib
+import gc
 import itertools
 import re
 
@@ -196,19 +197,51 @@ def _own_reasons(rank, ranks):
     """What one rank refuses for reasons of its own does not make the others wait."""
     group, last = torch.distributed.group.WORLD, rank == ranks - 1
     t, rows, total = torch.arange(4), 4, 5 * ranks
-    overlapping = torch.zeros(5, requires_grad=True).expand(rows, 5)
+    overlapping, elsewhere = torch.zeros(5, requires_grad=True).expand(rows, 5), "meta" if last else None
+    counted = {"reduction": "sum"}
     for options, message in (
         ({"mask": torch.ones(rows + last)}, "mask: shape"),
         ({"weight": torch.ones(total + last)}, "weight: expected one for each"),
         ({"row_weights": torch.ones(rows, requires_grad=last)}, "row_weights: it requires a gradient"),
         ({"overwrite_logits": True}, "overwrite_logits: the logits have shape"),
+        ({"row_weights": torch.ones(rows + last)}, "row_weights: expected shape (4,) and float32, got shape (5,)"),
+        ({"row_weights": torch.ones(rows, dtype=torch.float64 if last else None)}, "row_weights: expected shape (4,)"),
+        ({"row_weights": torch.ones(rows, device=elsewhere)}, "row_weights: "),
+        ({"row_weights": [1.0] * rows if last else torch.ones(rows)}, "row_weights: expected an array"),
+        ({"denominator": torch.ones(1 + last), **counted}, "denominator: expected one number"),
+        (
+            {"denominator": torch.ones((), dtype=torch.float64 if last else None), **counted},
+            "denominator: expected one",
+        ),
+        ({"denominator": torch.ones((), device=elsewhere), **counted}, "denominator: "),
+        ({"denominator": 1e300 if last else 1, **counted}, "denominator: 1e+300 is beyond"),
+        ({"denominator": 4 if last else None, "reduction": "none"}, "denominator: was given"),
     ):
-        x = overlapping if last and "overwrite_logits" in options else torch.zeros(rows, 5, requires_grad=True) * 1
-        with one_gather(), refused(message) if last else contextlib.nullcontext():
-            assert xt.cross_entropy(x, t, process_group=group, **options).isnan()
-    # What is refused after the gather is not a second turn.
-    with one_gather(), refused("row_weights: shape"):
-        xt.cross_entropy(x, t, process_group=group, row_weights=torch.ones(rows + 1))
+        for where in ({}, {"class_offsets": list(range(0, total + 1, 5))}):
+            x = overlapping if last and "overwrite_logits" in options else torch.zeros(rows, 5, requires_grad=True) * 1
+            with one_gather(), refused(message) if last else contextlib.nullcontext():
+                assert xt.cross_entropy(x, t, process_group=group, **where, **options).isnan().all()
+    for good in ({"denominator": np.float64(2)}, {"denominator": torch.ones(1, dtype=torch.int32)}):
+        with one_gather():
+            assert xt.cross_entropy(x, t, process_group=group, **counted, **good).isfinite()
+
+
+def _bounded():
+    """Of the layouts no more are kept than so many, of a group that is gone none."""
+    _gather._HOST_WAITS = ()
+    _gather._KNOWN_OF_A_GROUP, kept = 3, _gather._KNOWN_OF_A_GROUP
+    group, t = torch.distributed.new_group(), torch.arange(4)
+    groups = len(_gather._known)
+    for columns in (*range(4, 9), *range(4, 9)):
+        loss = xt.cross_entropy(torch.zeros(4, columns), t, process_group=group)
+        assert abs(loss - np.log(columns * group.size())) < 1e-5
+        assert len(_gather._known[group]) <= 3
+    assert len(_gather._known) == groups + 1
+    torch.distributed.destroy_process_group(group)
+    del group
+    gc.collect()
+    assert len(_gather._known) == groups
+    _gather._KNOWN_OF_A_GROUP = kept
 
 
 def _poison(rank, ranks, device, seed):
@@ -247,6 +280,7 @@ def _all(rank, ranks, device, seed):
         _layouts(rank, ranks, device, host_waits)
         _own_reasons(rank, ranks)
     _poison(rank, ranks, device, seed)
+    _bounded()
 
 
 needs_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="PyTorch sees fewer than 2 CUDA devices")

@@ -2,6 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A vocabulary split over the ranks of a process group, and DTensor logits, against the unsplit reference."""
 
+import copy
+import io
+import itertools
+import pickle
+
 import conftest
 import libxent
 import numpy as np
@@ -13,6 +18,11 @@ import libxent.torch as xt  # noqa: E402
 from libxent.torch import compat  # noqa: E402
 from torch_cases import assert_grad, assert_loss, logits, targets, want  # noqa: E402
 from torch_ranks import run  # noqa: E402
+
+try:
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+except ImportError:  # before PyTorch 2.5
+    from torch.distributed._tensor import DTensor, Replicate, Shard, distribute_tensor
 
 needs_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="PyTorch sees fewer than 2 CUDA devices")
 BACKENDS = [("gloo", "cpu", 3), pytest.param("nccl", "cuda", 2, marks=needs_gpus)]
@@ -158,11 +168,6 @@ def _compat(rank, ranks, device, seed):
 def _dtensor(rank, ranks, device, seed):
     from torch.distributed.device_mesh import init_device_mesh
 
-    try:
-        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-    except ImportError:  # before PyTorch 2.5
-        from torch.distributed._tensor import Replicate, Shard, distribute_tensor
-
     rng, device = start(rank, device, seed)
     mesh = init_device_mesh(device[:4].rstrip(":"), (ranks,))
     vocab = 20 * ranks - 1  # the last shard is smaller
@@ -184,10 +189,6 @@ def _dtensor(rank, ranks, device, seed):
     with pytest.raises(libxent.InvalidArgument, match="a DTensor says itself"):
         xt.cross_entropy(split, t, process_group=mesh.get_group(0))
     # Shards that are not cut as the layout says, and of shapes that the ranks do not agree on.
-    try:
-        from torch.distributed.tensor import DTensor
-    except ImportError:
-        from torch.distributed._tensor import DTensor
     shards = [vocab - 17 * (ranks - 1), *([17] * (ranks - 1))]
     for explicit in (True, False):
         local = x.detach().split(shards, -1)[rank].contiguous()
@@ -196,6 +197,92 @@ def _dtensor(rank, ranks, device, seed):
         with pytest.raises(libxent.InvalidArgument, match=rf"input: the ranks hold \[{shards[0]}, 17.*torch.chunk"):
             xt.cross_entropy(uneven, t)
     assert_loss(xt.cross_entropy(split, t, label_smoothing=0.1), expected)
+
+
+def _under_way(rank, ranks, device, seed):
+    """Results of functional collectives that nobody has waited for, as they are and in DTensors."""
+    import torch.distributed._functional_collectives as functional
+    from torch.distributed.device_mesh import init_device_mesh
+
+    rng, device = start(rank, device, seed)
+    group, mesh = torch.distributed.group.WORLD, init_device_mesh(device[:4].rstrip(":"), (ranks,))
+    vocab = 20 * ranks
+    x, t = logits(rng, (6, vocab), torch.float32, device), targets(rng, (6,), vocab, device=device)
+    weights = torch.from_numpy(rng.random(6)).float().to(device)
+    expected, edges = want(x, t, row_weights=weights), tuple(20 * r for r in range(ranks + 1))
+
+    def late(tensor):
+        result = functional.all_reduce(tensor.detach(), "max", group)
+        assert type(result) is functional.AsyncCollectiveTensor
+        return result
+
+    options = {"row_weights": late(weights), "mask": late(torch.ones_like(t))}
+    for place, part in ((Replicate(), x), (Shard(1), mine(x, edges, rank))):
+        for inside, overwrite in itertools.product((False, True), (False, True)):
+            leaf = functional.AsyncCollectiveTensor(part.detach().clone())
+            if inside:
+                leaf = DTensor.from_local(leaf, mesh, [place], run_check=False)
+            leaf = leaf.detach().requires_grad_()
+            where = {"process_group": group} if part is not x and not inside else {}
+            loss = xt.cross_entropy(leaf.view_as(leaf), late(t), overwrite_logits=overwrite, **where, **options)
+            assert type(loss) is torch.Tensor
+            assert_loss(loss, expected)
+            (grad,) = torch.autograd.grad(loss, leaf)
+            grad = grad.to_local() if inside else grad
+            found = [torch.empty_like(grad) for _ in range(ranks)]
+            torch.distributed.all_gather(found, grad.contiguous())
+            assert_grad(grad if part is x else torch.cat(found, -1), expected)
+    with torch.no_grad():
+        loss = xt.cross_entropy(x, t, reduction="sum", denominator=late(torch.tensor(3, device=device)))
+        assert_loss(loss, want(x, t, reduction="sum", denominator=3))
+        assert_loss(xt.cross_entropy(x, DTensor.from_local(t, mesh, [Replicate()])), want(x, t))
+
+
+def _overwritten(rank, ranks, device, seed):
+    """Whoever saved a tensor that wraps the logits sees that they were overwritten."""
+    import torch.distributed._functional_collectives as functional
+    from torch.distributed.device_mesh import init_device_mesh
+
+    rng, device = start(rank, device, seed)
+    mesh = init_device_mesh(device[:4].rstrip(":"), (ranks,))
+    x, t = logits(rng, (2 * ranks, 5 * ranks), device=device), targets(rng, (2 * ranks,), 5 * ranks, device=device)
+    for fused in (False, True):
+        for wrapped in (
+            distribute_tensor(x.detach(), mesh, [Replicate()]).requires_grad_() * 1,
+            distribute_tensor(x.detach(), mesh, [Shard(1)]).requires_grad_() * 1,
+            functional.AsyncCollectiveTensor(x.detach().clone()).requires_grad_(),
+        ):
+            if fused and hasattr(wrapped, "placements"):
+                continue
+            square = (wrapped**2).sum()
+            loss = xt.cross_entropy(wrapped, t, overwrite_logits=True, fused=fused)
+            loss.backward(retain_graph=True)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                square.backward()
+
+
+def _copies(rank, ranks, device, seed):
+    weight = torch.ones(8 * ranks)
+    for group in (torch.distributed.group.WORLD, torch.distributed.new_group()):
+        model = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), xt.CrossEntropyLoss(weight, process_group=group, z_loss=1e-3)
+        )
+        for twin in (copy.copy(model[1]), copy.deepcopy(model)[1], copy.deepcopy(model[1])):
+            assert twin.options == model[1].options and twin.options["process_group"] is group
+            assert twin.weight.equal(weight) and type(twin) is xt.CrossEntropyLoss
+        assert copy.deepcopy(model)[1].weight is not model[1].weight
+        model.load_state_dict(copy.deepcopy(model.state_dict()))
+        for save in (pickle.dumps, lambda model: torch.save(model, io.BytesIO())):
+            with pytest.raises(TypeError, match="a loss with a process_group cannot be pickled"):
+                save(model)
+        patched = compat.patch_causal_lm(Patched(), process_group=group)
+        assert copy.deepcopy(patched).loss_function.options["process_group"] is group
+    model[1].options.pop("process_group")
+    assert pickle.loads(pickle.dumps(model))[1].options == {"z_loss": 1e-3}
+
+
+class Patched:
+    loss_function = None
 
 
 def _cuda_graph(rank, ranks, device, seed):
@@ -231,7 +318,7 @@ def _cuda_graph(rank, ranks, device, seed):
 
 def _conveniences(*arguments):
     """In one group, as processes are slow to start."""
-    for case in (_refused, _widths, _compat, _dtensor):
+    for case in (_refused, _widths, _compat, _dtensor, _under_way, _overwritten, _copies):
         case(*arguments)
 
 

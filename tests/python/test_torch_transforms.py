@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", minversion="2.4")
 
 import libxent.torch as xt  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts  # noqa: E402
+from torch.utils import checkpoint  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from torch_cases import assert_grad, assert_loss, close, grad_of, logits, targets, want  # noqa: E402
 
@@ -27,6 +27,7 @@ def test_under_a_dispatch_mode(rng, options):
     close(x.grad, grad_of(lambda x, t: F.cross_entropy(x @ w.double(), t), x, t))
 
 
+@pytest.mark.skipif(not hasattr(checkpoint, "create_selective_checkpoint_contexts"), reason="PyTorch before 2.5")
 @pytest.mark.parametrize("options", HANDLED, ids=str)
 def test_in_a_selective_checkpoint(rng, options):
     x, t, w = logits(rng, (8, 21)), targets(rng, (8,), 21), logits(rng, (21, 21), scale=0.1)
@@ -35,8 +36,8 @@ def test_in_a_selective_checkpoint(rng, options):
         y = x @ w
         return xt.cross_entropy(y, t, **options) + (y**2).mean()
 
-    saved = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
-    checkpoint(region, x, use_reentrant=False, context_fn=saved).backward()
+    saved = functools.partial(checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+    checkpoint.checkpoint(region, x, use_reentrant=False, context_fn=saved).backward()
 
     def plain(x, t):
         y = x @ w.double()
@@ -114,6 +115,26 @@ def test_function_transforms_are_refused(rng, transform):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("transform", ["grad", "jvp", "jacfwd", "vmap of grad"])
+def test_function_transforms_in_a_graph_are_refused(rng, transform, backend):
+    x, t = logits(rng, (8, 21)).detach(), targets(rng, (8,), 21, ignored=0.0)
+    torch._dynamo.reset()
+
+    def call(x):
+        if transform == "jvp":
+            return torch.func.jvp(lambda x: xt.cross_entropy(x, t), (x,), (x,))[1]
+        if transform == "vmap of grad":
+            return torch.vmap(torch.func.grad(lambda x: xt.cross_entropy(x, t[0])))(x)
+        return getattr(torch.func, transform)(lambda x: xt.cross_entropy(x, t))(x)
+
+    with pytest.raises(libxent.InvalidArgument, match=r"torch\.func\.grad, vjp, jvp"):
+        torch.compile(call, backend=backend)(x)
+    compiled = torch.compile(lambda x: torch.vmap(lambda x: xt.cross_entropy(x, t[0]))(x), backend=backend)
+    close(compiled(x), torch.vmap(lambda x: F.cross_entropy(x, t[0]))(x))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_nested_tensors_are_refused(rng):
     rows = [logits(rng, (2, 21)).detach(), logits(rng, (3, 21)).detach()]
     t = targets(rng, (5,), 21)
@@ -123,9 +144,41 @@ def test_nested_tensors_are_refused(rng):
             xt.cross_entropy(nested, t)
 
 
-def test_forward_mode_is_refused(rng):
-    x, t = logits(rng, (8, 21)).detach(), targets(rng, (8,), 21)
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
-        with pytest.raises(RuntimeError, match="forward"):
-            xt.cross_entropy(dual, t)
+@pytest.mark.parametrize("records", [True, False])
+def test_forward_mode_is_refused(rng, records):
+    x, t, ones = logits(rng, (8, 21)).detach(), targets(rng, (8,), 21), torch.ones(8)
+    refused = pytest.raises(libxent.InvalidArgument, match="forward-mode AD")
+    torch._dynamo.reset()
+    compiled = torch.compile(xt.cross_entropy, backend="aot_eager")
+    compiled(x, t)
+    with torch.autograd.forward_ad.dual_level(), torch.set_grad_enabled(records):
+        make_dual = torch.autograd.forward_ad.make_dual
+        dual = make_dual(x, torch.ones_like(x))
+        for options in HANDLED:
+            with refused:
+                xt.cross_entropy(dual, t, **options)
+            with refused, FlopCounterMode(display=False):
+                xt.cross_entropy(dual, t, **options)
+        if records:  # without, some compilers drop the tangent before the operator sees it
+            with pytest.raises((libxent.InvalidArgument, NotImplementedError), match="forward"):
+                compiled(dual, t)
+        for factors in (
+            {"weight": make_dual(torch.ones(21), torch.ones(21))},
+            {"row_weights": make_dual(ones, ones)},
+            {"denominator": make_dual(ones[0], ones[0])},
+        ):
+            with refused:
+                xt.cross_entropy(x, t, **factors)
+        close(xt.cross_entropy(x, t), F.cross_entropy(x, t))  # without a tangent
+
+
+def test_lazily_negated_logits(rng):
+    x, t = logits(rng, (8, 21)), targets(rng, (8,), 21)
+    for options in HANDLED:
+        x.grad = None
+        y = torch._neg_view(-x)
+        assert y.is_neg()
+        loss = xt.cross_entropy(y, t, **options)
+        loss.backward()
+        close(loss, F.cross_entropy(x.detach(), t))
+        close(x.grad, grad_of(F.cross_entropy, x, t))

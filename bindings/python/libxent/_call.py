@@ -77,7 +77,7 @@ def plan_dtype(name: str, value: Any) -> _abi.DLDataType:
     return _abi.DLDataType(*DTYPES[text], 1)
 
 
-def _fitting(name: str, value: Any, dtype: DType) -> int | float:
+def fitting(name: str, value: Any, dtype: DType) -> int | float:
     """A number that the type holds: ctypes would cut an integer off, and make infinity or 0 of a float."""
     if dtype == DTYPES["int64"]:
         return integer(name, value)
@@ -191,7 +191,7 @@ class Call:
     def number(self, name: str, obj: Any, dtype: DType) -> int:
         """An input that may be a Python number, of that type."""
         if isinstance(obj, numbers.Real):
-            tensor = self.lead.scalar(_fitting(name, obj, dtype), dtype, self.device)
+            tensor = self.lead.scalar(fitting(name, obj, dtype), dtype, self.device)
             self.held.append(tensor)
             return ctypes.addressof(tensor.dl)
         return self.take(name, obj)

@@ -8,6 +8,7 @@ import contextlib
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from .._library import InvalidArgument
 from . import _plans
@@ -22,6 +23,21 @@ DOUBLE_BACKWARD = (
 _AS_IT_IS = contextlib.nullcontext()
 _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 TELLS_OF_HOOKS = _top_hooks is not None
+
+
+def _has_tangent(tensor: Any) -> bool:
+    try:
+        return isinstance(tensor, torch.Tensor) and forward_ad.unpack_dual(tensor).tangent is not None
+    except RuntimeError:  # inside an operator that a dispatch mode runs: cross_entropy has looked before
+        return False
+
+
+def refuse_tangents(*tensors: Any) -> None:
+    if forward_ad._current_level >= 0 and any(map(_has_tangent, tensors)):
+        raise InvalidArgument(
+            "libxent.torch.cross_entropy: forward-mode AD (dual tensors) is not supported; use backward, or "
+            "torch.nn.functional.cross_entropy"
+        )
 
 
 def saved_tensors_are_hooked() -> bool:
@@ -39,10 +55,10 @@ def saved_tensors_are_hooked() -> bool:
 
 
 class _NotTwice(torch.autograd.Function):
-    """Passes a gradient on, as something that depends on `source` in a way that cannot be differentiated."""
+    """Passes a gradient on, as something that depends on `sources` in a way that cannot be differentiated."""
 
     @staticmethod
-    def forward(ctx: Any, grad: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, grad: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:
         return grad.view_as(grad)
 
     @staticmethod
@@ -78,8 +94,17 @@ def _batched_backward(ctx: Any, grad_loss: torch.Tensor) -> torch.Tensor:
     return _ops.cross_entropy_backward(grad_loss, logits, targets, mask, row_weights, stats, divisor, *spec)
 
 
+def _tell(wrappers: tuple) -> None:
+    """The logits were written to: whoever saved a tensor that wraps them, with a version of its own, is to see it."""
+    for wrapper in wrappers:
+        torch.autograd.graph.increment_version(wrapper)
+
+
 class CrossEntropy(torch.autograd.Function):
-    """(loss, lse, entropy, predicted, row_counts); None for what was not asked for."""
+    """(loss, lse, entropy, predicted, row_counts); None for what was not asked for.
+
+    wrappers  the tensors, such as DTensors, that the logits were taken out of
+    """
 
     @staticmethod
     def forward(
@@ -91,6 +116,7 @@ class CrossEntropy(torch.autograd.Function):
         denominator: Any,
         spec: Spec,
         wants: Wants,
+        wrappers: tuple,
         split: Split | None,
     ) -> tuple:
         keep = ctx.needs_input_grad[0]
@@ -102,6 +128,7 @@ class CrossEntropy(torch.autograd.Function):
             # What autograd packs it does not check for changes, and it may hand the same logits to other nodes too:
             # they are then left alone.
             ctx.overwrite = spec.overwrite and not saved_tensors_are_hooked()
+            ctx.wrappers = wrappers if ctx.overwrite else ()
             ctx.spent = False
         extras = (result.lse, result.entropy, result.predicted, result.row_counts)
         if True in wants:
@@ -110,7 +137,7 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: torch.Tensor | None, *_: Any) -> tuple:
-        nothing = (None,) * 7
+        nothing = (None,) * 8
         if grad_loss is None:
             return (None, *nothing)
         if ctx.spent:
@@ -127,8 +154,10 @@ class CrossEntropy(torch.autograd.Function):
         with torch.no_grad() if records else _AS_IT_IS:
             _plans.backward(upstream, source, targets, mask, row_weights, stats, divisor, *ctx.options, grad)
         ctx.spent = ctx.overwrite  # not before: a call that fails has written nothing
+        _tell(ctx.wrappers)
+        ctx.wrappers = ()
         if records:
-            grad = _NotTwice.apply(grad, logits)
+            grad = _NotTwice.apply(grad, logits, grad_loss)
         return (grad, *nothing)
 
 
@@ -145,11 +174,14 @@ class FusedCrossEntropy(torch.autograd.Function):
         denominator: Any,
         spec: Spec,
         wants: Wants,
+        wrappers: tuple,
     ) -> tuple:
         over = spec.overwrite and not saved_tensors_are_hooked()
         grad = logits.detach() if over else torch.empty_like(logits, requires_grad=False)
         source = grad if over else logits
         result = _plans.loss_and_grad(source, targets, mask, row_weights, denominator, spec, wants, grad)
+        if over:
+            _tell(wrappers)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(grad, targets, mask)
         ctx.options, ctx.spent = (spec, wants), False
@@ -160,7 +192,7 @@ class FusedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: torch.Tensor | None, *_: Any) -> tuple:
-        nothing = (None,) * 6
+        nothing = (None,) * 7
         if grad_loss is None:
             return (None, *nothing)
         if ctx.spent or torch.is_grad_enabled():

@@ -17,13 +17,16 @@ from ._autograd import (
     CrossEntropy,
     FusedCrossEntropy,
     check_overwritable,
+    refuse_tangents,
     saved_tensors_are_hooked,
 )
+from ._parallel import whole
 from ._plans import Spec, Split, Wants
 
 _INDEX = (torch.int64, torch.int32)
 _SMALL_INDEX = (torch.uint8, torch.int8, torch.int16)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN_OR_NONE = (type(None), *_PLAIN)
 
 
 class CrossEntropyOutput(NamedTuple):
@@ -138,17 +141,22 @@ def _is_traced(logits: torch.Tensor) -> bool:
     )
 
 
-def _looked_on(spec: Spec) -> Spec:
-    """The options where a mode or a transform runs operators, outside of torch.compile."""
+def _differentiates() -> bool:
+    """Whether a transform of torch.func takes a derivative."""
     functorch = torch._C._functorch
     kinds = {interpreter.key() for interpreter in functorch.get_interpreter_stack() or ()}
-    if kinds & {functorch.TransformType.Grad, functorch.TransformType.Jvp}:
-        raise InvalidArgument(
-            "libxent.torch.cross_entropy: torch.func.grad, vjp, jvp and what is made of them (jacrev, hessian, ...) "
-            "are not supported; use autograd (requires_grad_(), torch.autograd.grad)"
-        )
+    return bool(kinds & {functorch.TransformType.Grad, functorch.TransformType.Jvp})
+
+
+# Dynamo asks once for each graph, which holds for the transforms around it. This is what
+# torch.compiler.assume_constant_result sets, but that imports all of the compiler.
+_differentiates._dynamo_marked_constant = True
+
+
+def _looked_on(spec: Spec, wrappers: tuple) -> Spec:
+    """The options where a mode or a transform runs operators, outside of torch.compile."""
     # The slices of vmap share memory, whose first change would spoil the rest.
-    keep = bool(kinds) or not TELLS_OF_HOOKS or saved_tensors_are_hooked()
+    keep = wrappers or torch._C._are_functorch_transforms_active() or not TELLS_OF_HOOKS or saved_tensors_are_hooked()
     return spec._replace(overwrite=False) if spec.overwrite and keep else spec
 
 
@@ -227,10 +235,9 @@ def cross_entropy(
                        first columns. Default: all ranks hold equally many columns, those beyond `classes` are padding;
                        the same all-gather then has 16 bytes more of each rank, to check it, and raises on all of them.
                        On CUDA the host waits for that once for each layout; if a later call breaks with it, ranks to
-                       which theirs is not new get a NaN loss instead, as the others mostly do where one raises because
-                       of its mask, weight or logits. What one rank alone refuses earlier (types, shapes and options of
-                       its arguments; with class_offsets anything) leaves the others waiting for it; of row_weights and
-                       denominator it leaves them a loss
+                       which theirs is not new get a NaN loss instead, as the others do where one raises because of its
+                       mask, weights, denominator or type of logits. What one rank alone refuses earlier (the options,
+                       the shapes and the type of the target) leaves the others waiting for it
       return_lse, return_entropy, return_predicted, return_row_counts
                        return a CrossEntropyOutput with these beside the loss; they carry no gradient
 
@@ -243,7 +250,8 @@ def cross_entropy(
 
     A DTensor as input may be replicated, or sharded along its last dimension, which are then the classes, over one
     dimension of its mesh, as torch.chunk cuts, which is checked as without class_offsets; the loss is a plain tensor,
-    the same on every rank of it.
+    the same on every rank of it. The other arguments may then, and beside plain logits, be replicated DTensors. What a
+    functional collective has not finished yet (AsyncCollectiveTensor) is waited for, outside of torch.compile.
 
     Under DDP and FSDP, which average the gradients of their ranks, the mean over the tokens of all ranks is
     reduction="sum" with denominator=tokens_of_all_ranks / ranks, a tensor on the device.
@@ -260,7 +268,10 @@ def cross_entropy(
     """
     if size_average is not None or reduce is not None:
         reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)
-    is_dtensor = type(input) not in _PLAIN and _parallel.is_dtensor(input)
+    plain = type(input) in _PLAIN and type(target) in _PLAIN and type(mask) in _PLAIN_OR_NONE
+    plain = plain and type(weight) in _PLAIN_OR_NONE and type(row_weights) in _PLAIN_OR_NONE
+    is_dtensor = not plain and _parallel.is_dtensor(input)
+    wrappers: tuple = ()
     if process_group is not None or class_offsets is not None or is_dtensor:
         if fused or _is_compiled(input):
             raise InvalidArgument("process_group: not supported with fused=True, nor under torch.compile")
@@ -269,12 +280,17 @@ def cross_entropy(
         if is_dtensor:
             if process_group is not None or class_offsets is not None or class_dim not in (None, -1, input.dim() - 1):
                 raise InvalidArgument("input: a DTensor says itself how its classes, the last dimension, are split")
+            wrappers = (input,)
             input, process_group, class_offsets = _parallel.local_of(input)
-            target, mask = _parallel.whole(target, "target"), _parallel.whole(mask, "mask")
-            weight, row_weights = _parallel.whole(weight, "weight"), _parallel.whole(row_weights, "row_weights")
-            denominator = _parallel.whole(denominator, "denominator")
         if class_dim is None or is_dtensor:
             class_dim = -1  # by shape a rank's part could be taken for another layout than the whole
+    if not ((plain and type(denominator) in _PLAIN_OR_NONE) or _is_compiled(input)):
+        if _parallel.is_under_way(input):
+            wrappers = (*wrappers, input)
+            input = _parallel.waited(input)
+        target, mask = whole(target, "target"), whole(mask, "mask")
+        weight, row_weights = whole(weight, "weight"), whole(row_weights, "row_weights")
+        denominator = whole(denominator, "denominator")
     logits = _layout(input, target, class_dim)
     if classes is not None and type(classes) is not int:
         classes = integer("classes", classes)
@@ -295,7 +311,7 @@ def cross_entropy(
         bool(overwrite_logits and records and logits.requires_grad),
     )
     wants = Wants(bool(return_lse), bool(return_entropy), bool(return_predicted), bool(return_row_counts))
-    arguments = (logits, target, weight, mask, row_weights, denominator, spec, wants, fused)
+    arguments = (logits, target, weight, mask, row_weights, denominator, spec, wants, fused, wrappers)
     split = None
     if process_group is not None or class_offsets is not None:
         if type(logits) not in _PLAIN or logits.is_meta:
@@ -319,6 +335,7 @@ def _loss(
     spec: Spec,
     wants: Wants,
     fused: bool,
+    wrappers: tuple,
     split: Split | None,
 ) -> torch.Tensor | CrossEntropyOutput:
     records = torch.is_grad_enabled()
@@ -336,12 +353,24 @@ def _loss(
                 )
             of_class = row_weights * of_class
         row_weights = of_class
+    if split is not None:
+        _parallel.refuse_early(logits, target, row_weights, denominator, spec)
     if spec.overwrite:
         check_overwritable(logits)
+    traced = split is None and _is_traced(logits)
+    compiled = traced and _is_compiled(logits)
+    if traced and _differentiates():
+        raise InvalidArgument(
+            "libxent.torch.cross_entropy: torch.func.grad, vjp, jvp and what is made of them (jacrev, hessian, ...) "
+            "are not supported; use autograd (requires_grad_(), torch.autograd.grad)"
+        )
+    if not compiled:
+        refuse_tangents(logits, row_weights, denominator)
+        logits = logits.resolve_neg()
     arguments = (logits, target, mask, row_weights, denominator, spec, wants)
-    if split is None and _is_traced(logits):
-        if not _is_compiled(logits):
-            spec = _looked_on(spec)
+    if traced:
+        if not compiled:
+            spec = _looked_on(spec, wrappers)
         elif fused and records and logits.requires_grad:
             raise InvalidArgument("fused: not supported under torch.compile; leave it out")
         elif spec.overwrite and not TELLS_OF_HOOKS:
@@ -349,12 +378,12 @@ def _loss(
         outputs = _ops.traced_cross_entropy(
             logits, target, mask, row_weights, _number(denominator, logits), spec, wants
         )
-    elif records and (logits.requires_grad or torch.autograd.forward_ad._current_level >= 0):
+    elif records and logits.requires_grad:
         # A factor of the loss, as of a loss scaler, could not restore what float16 has rounded to 0 before.
         if fused and logits.dtype != torch.float16:
-            outputs = FusedCrossEntropy.apply(*arguments)
+            outputs = FusedCrossEntropy.apply(*arguments, wrappers)
         else:
-            outputs = CrossEntropy.apply(*arguments, split)
+            outputs = CrossEntropy.apply(*arguments, wrappers, split)
     else:
         result = _plans.forward(*arguments, split, False)
         outputs = (result.loss, result.lse, result.entropy, result.predicted, result.row_counts)

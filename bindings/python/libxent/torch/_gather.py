@@ -15,7 +15,9 @@ from .._library import InvalidArgument
 _TAG = torch.complex128
 _HOST_WAITS = ("cpu",)  # devices whose answer is there when the gather returns
 
-# Of each group, on the other devices: the tags of the layouts that its ranks were once found to agree on.
+# Of each group, on the other devices: the tags of the layouts that its ranks were once found to agree on. None is
+# forgotten for a newer one, as a CUDA graph may read it.
+_KNOWN_OF_A_GROUP = 1024
 _known: weakref.WeakKeyDictionary[Any, dict[tuple, torch.Tensor]] = weakref.WeakKeyDictionary()
 
 
@@ -94,14 +96,14 @@ class Gather:
         if found != wanted:
             widths, others = [int(tag.real) for tag in found], [int(tag.imag) for tag in found]
             raise InvalidArgument(complaint.format(widths=widths, classes=others, expected=list(expected)))
-        if not waits:
+        if not waits and len(known) < _KNOWN_OF_A_GROUP:
             known[key] = torch.tensor(wanted, dtype=_TAG, device=self._device).view(-1, 1, 1)
 
     def __enter__(self) -> Gather:
         return self
 
     def __exit__(self, kind: type | None, *_: Any) -> None:
-        if kind is None or self._over or self._layout is None or not issubclass(kind, Exception):
+        if kind is None or self._over or not issubclass(kind, Exception):
             return
         self.partial().fill_(float("nan"))
         self.partials()

@@ -14,7 +14,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from .._library import InvalidArgument
 from . import _plans
-from ._autograd import DOUBLE_BACKWARD, saved_tensors_are_hooked
+from ._autograd import DOUBLE_BACKWARD, refuse_tangents, saved_tensors_are_hooked
 from ._plans import Spec, Wants
 
 _SPEC = (
@@ -46,6 +46,7 @@ def cross_entropy(
     *options: Any,
 ) -> tuple:
     """(loss, stats, divisor, lse, entropy, predicted, row_counts)"""
+    refuse_tangents(logits, row_weights, denominator)
     spec, wants = Spec(*options[:_N_SPEC]), Wants(*options[_N_SPEC:])
     if spec.overwrite and saved_tensors_are_hooked():
         raise InvalidArgument(

@@ -4,11 +4,16 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from .._call import fitting
+from .._dlpack import CUDA, CUDA_MANAGED, DTYPES, NAMES
+from .._frameworks import framework_of
 from .._library import InvalidArgument, integer
 from ._gather import Gather, Layout
 from ._plans import Spec, Split, Wants, partial_width
@@ -40,7 +45,12 @@ def split_of(
         if class_offsets is not None:
             raise InvalidArgument("class_offsets: needs a process_group")
         return None
-    ranks, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
+    distributed = torch.distributed
+    if not isinstance(group, distributed.ProcessGroup) and group != distributed.GroupMember.NON_GROUP_MEMBER:
+        raise InvalidArgument(
+            f"process_group: expected a ProcessGroup of torch.distributed, got {type(group).__name__}"
+        )
+    ranks, rank = distributed.get_world_size(group), distributed.get_rank(group)
     if rank < 0:
         raise InvalidArgument("process_group: this process is not one of its ranks")
     columns, classes, layout = logits.shape[-1], spec.classes, None
@@ -72,6 +82,39 @@ def split_of(
     return Split(offsets, rank, gather)
 
 
+def refuse_early(logits: torch.Tensor, targets: torch.Tensor, row_weights: Any, denominator: Any, spec: Spec) -> None:
+    """What the plan would refuse only once the other ranks have this one's partial, and make a loss of it."""
+    if row_weights is not None:
+        shape, dtype, device = framework_of(row_weights).describe(row_weights, "row_weights")
+        acc = "float64" if logits.dtype == torch.float64 else "float32"
+        if tuple(shape) != tuple(targets.shape) or NAMES[dtype] != acc:
+            raise InvalidArgument(
+                f"row_weights: expected shape {tuple(targets.shape)} and {acc}, got shape {tuple(shape)} and "
+                f"{NAMES[dtype]}"
+            )
+        _refuse_elsewhere("row_weights", device, logits)
+    if denominator is None:
+        return
+    if spec.reduction == "none":
+        raise InvalidArgument('denominator: was given; it needs reduction="sum" or "mean"')
+    if isinstance(denominator, numbers.Real):
+        is_integer = isinstance(denominator, numbers.Integral)
+        fitting("denominator", denominator, DTYPES["int64" if is_integer else "float32"])
+        return
+    shape, dtype, device = framework_of(denominator).describe(denominator, "denominator")
+    if math.prod(shape) != 1 or NAMES[dtype] not in ("float32", "int32", "int64"):
+        raise InvalidArgument(
+            f"denominator: expected one number of float32, int32 or int64, got shape {tuple(shape)} and {NAMES[dtype]}"
+        )
+    _refuse_elsewhere("denominator", device, logits)
+
+
+def _refuse_elsewhere(name: str, device: tuple[int, int], logits: torch.Tensor) -> None:
+    on_cuda = device[0] in (CUDA, CUDA_MANAGED)
+    if on_cuda != logits.is_cuda or (on_cuda and device[1] != logits.device.index):
+        raise InvalidArgument(f"{name}: is on device {device}, the logits are on {logits.device}")
+
+
 def is_dtensor(tensor: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
 
@@ -94,9 +137,29 @@ def local_of(logits: Any) -> tuple[torch.Tensor, Any, Sequence[int] | None]:
 
 
 def whole(tensor: Any, name: str) -> Any:
-    """The values of a replicated DTensor; anything else as it is."""
+    """The values of a replicated DTensor, or of a collective under way; anything else as it is."""
     if not is_dtensor(tensor):
-        return tensor
+        return waited(tensor)
     if not all(placement.is_replicate() for placement in tensor.placements):
         raise InvalidArgument(f"{name}: expected a tensor or a replicated DTensor, got {tuple(tensor.placements)}")
-    return tensor.to_local()
+    return waited(tensor.to_local())
+
+
+class _Waited(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Any) -> torch.Tensor:
+        return tensor.trigger_wait().detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+def is_under_way(tensor: Any) -> bool:
+    """Whether it is what a functional collective returns before it has ended."""
+    return isinstance(tensor, torch.Tensor) and hasattr(tensor, "trigger_wait")
+
+
+def waited(tensor: Any) -> Any:
+    """The result of a collective under way; anything else as it is."""
+    return _Waited.apply(tensor) if is_under_way(tensor) else tensor
