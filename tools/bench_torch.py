@@ -138,6 +138,16 @@ def host_us(loss_function, device, count=200):
     return [1e6 * min(column) for column in zip(*(seconds() for _ in range(5)))]
 
 
+def compare(took, device):
+    """Each of libxent's modes beside PyTorch's loss."""
+    for theirs in (name for name in took if name.startswith("torch")):
+        for ours in (name for name in took if name.startswith("libxent")):
+            (ms, peak), (other_ms, other_peak) = took[ours], took[theirs]
+            saved = f", peak {peak:.0f} MiB: {other_peak - peak:.0f} MiB less than {other_peak:.0f}"
+            line = f"{ours} beside {theirs}: {ms:.3f} ms to {other_ms:.3f} ({other_ms / ms:.2f} times as fast)"
+            print(line + (saved if device == "cuda" else ""))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="4096x128256,16384x128256", help="ROWSxVOCAB,... (default %(default)s)")
@@ -159,6 +169,7 @@ def main():
         size = source.numel() * source.element_size() / 2**20
         print(f"\n{rows} x {vocab}, logits {size:.0f} MiB")
         print(f"{'':26}{'forward ms':>12}{'backward ms':>12}{'both ms':>10}{'kept MiB':>12}{'peak MiB':>12}")
+        took = {}
         for name, function in found.items():
             try:
                 check(name, function, source, targets, name in ("torch", "liger"))
@@ -168,8 +179,10 @@ def main():
                 continue
             memory = f"{kept / 2**20:12.3f}{peak / 2**20:12.3f}" if device == "cuda" else f"{'-':>12}{'-':>12}"
             print(f"{name:26}{forward:12.3f}{backward:12.3f}{forward + backward:10.3f}{memory}", flush=True)
+            took[name] = forward + backward, peak / 2**20
             if device == "cuda":
                 torch.cuda.empty_cache()
+        compare(took, device)
         del source
     print(f"\n{'host, microseconds a call':26}{'forward':>12}{'backward':>12}")
     for name, function in found.items():

@@ -315,9 +315,8 @@ class TransformerEngine(Autograd):
         self.extra = {"overwrite_input": overwrite} if has else {}
 
     def loss(self, case: Case, x, slot: Slot):
-        losses = self.function(
-            x[None], slot.targets[None], case.data.smoothing, False, None, ignore_idx=IGNORE, **self.extra
-        )
+        # By position: in older releases it is the apply of an autograd.Function, which takes no keywords.
+        losses = self.function(x[None], slot.targets[None], case.data.smoothing, False, None, IGNORE, **self.extra)
         return losses.sum() / (slot.targets != IGNORE).sum()
 
 
