@@ -35,7 +35,7 @@ void describe(const xent_view &view, Tensor *tensor) {
   tensor->type = element_of(view.dtype);
   tensor->rank = view.rank;
   // Rows are not divided by the outermost extent, see Tensor::offset.
-  for (int dim = 1; dim < view.rank; ++dim) tensor->shape[dim] = divisor_of(view.shape[dim]);
+  for (int dim = 1; dim < view.rank; ++dim) tensor->inner[dim - 1] = divisor_of(view.shape[dim]);
   for (int dim = 0; dim < view.rank; ++dim) tensor->stride[dim] = view.stride[dim];
   tensor->col_stride = view.col_stride;
 }
@@ -44,6 +44,10 @@ Tensor tensor_of(const xent_view &view) {
   Tensor tensor = {};
   describe(view, &tensor);
   return tensor;
+}
+
+Geometry geometry_of(const RowShape &shape) {
+  return {shape.warps, shape.batches, shape.keep, shape.cluster, shape.span, 0};
 }
 
 Constants constants_of(const xent_options &o) {

@@ -6,6 +6,7 @@
 
 #include <xent/xent_plugin.h>
 
+#include "geometry.hpp"
 #include "kernel_table.hpp"
 #include "params.cuh"
 
@@ -16,6 +17,7 @@ Divisor divisor_of(int64_t d);
 // `tensor` holds zeros before.
 void describe(const xent_view &view, Tensor *tensor);
 Tensor tensor_of(const xent_view &view);
+Geometry geometry_of(const RowShape &shape);
 Constants constants_of(const xent_options &options);
 
 // `size`: of an element.

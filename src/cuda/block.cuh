@@ -44,15 +44,13 @@ __device__ __forceinline__ void put_units(const Params &p, const Chunks<T, kRows
 template <typename T, typename G, unsigned F, Layout kRows>
 __device__ __forceinline__ void put_block_row(const Params &p, const Chunks<T, kRows> &chunks, int64_t row,
                                               uint4 (&v)[kHeld], const GradRow &grad) {
-  int lead = chunks.lead(), from = 0;
-  if (!grad.zero && grad.plain()) {
-    if (kRows != Layout::any || gradient_fits<T>(p, row)) {
-      put_units<T, G, F>(p, chunks, row, v, grad);
-      if (p.vocab == p.classes) return;
-      from = p.geometry.batches * kUnit + 1;
-    } else {
-      lead = GradWriter<T, G, F>::lead_of(p, p.grad_logits.row<G>(row));
-    }
+  const bool fits = kRows != Layout::any || gradient_fits<T>(p, row);
+  const int lead = fits ? chunks.lead() : GradWriter<T, G, F>::lead_of(p, p.grad_logits.row<G>(row));
+  int from = 0;
+  if (fits && !grad.zero && grad.plain()) {
+    put_units<T, G, F>(p, chunks, row, v, grad);
+    if (p.vocab == p.classes) return;
+    from = p.geometry.batches * kUnit + 1;
   }
   put_rest<T, G, F>(p, row, lead, from + static_cast<int>(threadIdx.x), p.geometry.warps * 32, grad);
 }

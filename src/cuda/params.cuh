@@ -29,7 +29,7 @@ struct Tensor {
   void *data;
   Element type;
   int32_t rank;
-  Divisor shape[XENT_MAX_LEADING_DIMS];
+  Divisor inner[XENT_MAX_LEADING_DIMS - 1];  // of dimensions 1, ...: by the outermost none divides
   int64_t stride[XENT_MAX_LEADING_DIMS];
   int64_t col_stride;
 
@@ -38,8 +38,8 @@ struct Tensor {
     int64_t sum = 0;
 #pragma unroll 1
     for (int dim = rank - 1; dim > 0; --dim) {
-      const int64_t outer = shape[dim].quotient(row);
-      sum += (row - outer * shape[dim].d) * stride[dim];
+      const int64_t outer = inner[dim - 1].quotient(row);
+      sum += (row - outer * inner[dim - 1].d) * stride[dim];
       row = outer;
     }
     return sum + row * stride[0];

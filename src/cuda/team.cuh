@@ -26,15 +26,13 @@ inline constexpr int kTeamBlocks = 4;  // an SM
 template <typename T, typename G, unsigned F, Layout kRows>
 __device__ __forceinline__ void put_team_row_as(const Params &p, const Chunks<T, kRows> &chunks, int64_t row, int first,
                                                 int span, const uint4 (&v)[kTeamHeld], const GradRow &grad) {
-  int lead = chunks.lead(), from = 0;
-  if (!grad.zero && grad.plain()) {
-    if (kRows != Layout::any || gradient_fits<T>(p, row)) {
-      put_chunks<T, G, F>(p, chunks, row, first, 0, span, true, v, grad, NoRefill());
-      if (p.vocab == p.classes) return;
-      from = span * kTeamHeld + 1;
-    } else {
-      lead = GradWriter<T, G, F>::lead_of(p, p.grad_logits.row<G>(row));
-    }
+  const bool fits = kRows != Layout::any || gradient_fits<T>(p, row);
+  const int lead = fits ? chunks.lead() : GradWriter<T, G, F>::lead_of(p, p.grad_logits.row<G>(row));
+  int from = 0;
+  if (fits && !grad.zero && grad.plain()) {
+    put_chunks<T, G, F>(p, chunks, row, first, 0, span, true, v, grad, NoRefill());
+    if (p.vocab == p.classes) return;
+    from = span * kTeamHeld + 1;
   }
   put_rest<T, G, F>(p, row, lead, from + first, span, grad);
 }
