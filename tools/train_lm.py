@@ -232,6 +232,8 @@ def main():
     steps = max(options.steps or SIZES[device][5], 2)
     folder = pathlib.Path(__file__).resolve().parent.parent / "build" / "demo"
     folder.mkdir(parents=True, exist_ok=True)
+    out = options.out or folder
+    out.mkdir(parents=True, exist_ok=True)
     if options.child:
         run(options.child, device, steps, folder)
         return
@@ -249,7 +251,7 @@ def main():
     )
     gaps = report(results, steps)
     title = f"{results['torch']['parameters'] / 1e6:.1f} M parameters, logits {shape} {dtype}, {where}"
-    plot((options.out or folder) / "train.png", results, title)
+    plot(out / "train.png", results, title)
     losses = results["libxent"]["losses"]
     if not math.isfinite(max(gaps.values())) or losses[-1] >= losses[0]:
         raise SystemExit("train: the loss did not fall")

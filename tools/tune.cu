@@ -114,8 +114,7 @@ class Tuner {
     const size_t bytes = static_cast<size_t>(rows * vocab) * sizeof(bf16);
     CHECK(cudaMalloc(&logits_, bytes));
     CHECK(cudaMalloc(&grad_, bytes));
-    CHECK(cudaMalloc(&targets_, static_cast<size_t>(rows) * 8 + 8));
-    p_.chunks = targets_ + rows;
+    CHECK(cudaMalloc(&targets_, static_cast<size_t>(rows) * 8));
     CHECK(cudaMalloc(&losses_, static_cast<size_t>(rows) * 8));
     CHECK(cudaMalloc(&stats_, static_cast<size_t>(rows) * 8));
     fill_logits();
@@ -234,8 +233,7 @@ class Tuner {
     const void *const combine = address(combine_kernel<bf16, kPlain, kForwardBatch>);
     const int shared = kSplitWarps * kSerial<kForwardBatch> * kStageBytes<kForwardBatch>;
     resident(split, kSplitWarps * 32, shared);
-    int what = 0;
-    void *args[] = {&p_, &what};
+    void *args[] = {&p_};
     time(false, "pieces", [&] {
       launch(split, ceil_div(count, kSplitWarps), kSplitWarps * 32, shared, args);
       launch(combine, rows_, 32, 0, args);

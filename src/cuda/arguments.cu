@@ -79,7 +79,8 @@ Constants constants_of(const xent_options &o) {
 Layout layout_of(const Params &p, int64_t size) {
   const auto adjacent = [](const Tensor &t) { return t.rank <= 1 && t.col_stride == 1; };
   const Tensor &x = p.logits, &grad = p.grad_logits;
-  if (!adjacent(x)) return Layout::any;
+  // The kernels of other layouts count a row's columns in 32 bits, padding included.
+  if (!adjacent(x) || p.vocab >= INT32_MAX / 2) return Layout::any;
   const auto at = [](const Tensor &t) { return reinterpret_cast<uintptr_t>(t.data); };
   const auto step = [size](const Tensor &t) { return t.rank == 0 ? 0 : static_cast<uintptr_t>(t.stride[0] * size); };
   if (grad.data != nullptr) {

@@ -153,8 +153,8 @@ struct NoRefillAt {
   __device__ __forceinline__ NoRefill from_chunk(int) const { return {}; }
 };
 
-// Adds what load_chunks_of() has brought. `lane`: of the team; `shifts`: of any team of the warp. `refill`: told of
-// each chunk that is used up.
+// Adds what load_all() or settle() has brought. `lane`: of the team; `shifts`: of any team of the warp. `refill`: told
+// of each chunk that is used up.
 template <typename T, unsigned F, Layout kRows, int K, class Refill>
 __device__ __forceinline__ void add_chunks(Partial &part, const Params &p, const uint4 (&v)[K], const uint4 &after,
                                            uint32_t shift, bool shifts, int first, int lane, int span,

@@ -47,7 +47,7 @@ inline bool has_row_blocks(int64_t vectors) { return vectors >= 400; }
 // that the device runs at once. Where rows do not fill it each gets as many as there are.
 inline int row_warps(int64_t vectors, int pieces, int64_t rows, int64_t resident, int most) {
   const int64_t room = resident / std::max<int64_t>(rows, 1);
-  if (room < 3) return vectors <= 1100 ? 1 : vectors <= 3000 ? 2 : vectors <= 9000 ? 4 : 8;
+  if (room < 3) return vectors <= 2300 ? 1 : vectors <= 3900 ? 2 : vectors <= 14000 ? 4 : 8;
   const int64_t rounds = ceil_div(pieces, std::min<int64_t>(room, most));
   return static_cast<int>(ceil_div(pieces, rounds));
 }

@@ -4,13 +4,12 @@
 // The kernels that sweep logits.
 //
 //   forward_kernel   a warp a row of any layout, and then the next. Bytes: logits once, then 8 a row. (For rows that
-//   lie
-//                    as usual see forward.cuh.)
+//                    lie as usual see forward.cuh.)
 //   both_kernel      a block a row, and then the next: sweep and gradient. Bytes: logits once from memory, once more
 //                    from L2 what the stages do not keep; one write.
 //   split_kernel     a warp for each piece of a row, for few rows: leaves its partial in the workspace.
-//   combine_kernel   a block a row: merges them and writes the row's outputs, with the bits of the first two; and the
-//                    last one the sums over rows.
+//   combine_kernel   a block a row: merges them and writes the row's outputs, with the bits of the first two. (With the
+//                    sums over rows done by its last block, 3 us slower than with a launch for them.)
 //   backward_kernel  a block for each stretch of columns of a row: logits read once, gradient written once.
 //
 // Blocks are small, several an SM in different phases: while one merges, the others load and store.
@@ -18,7 +17,6 @@
 
 #include "accumulate.cuh"
 #include "gradient.cuh"
-#include "sums.cuh"
 
 namespace xent::cuda {
 
@@ -213,15 +211,11 @@ __host__ __device__ inline int share_pieces(const Geometry &g, int serial) {
   return (g.batches + g.warps * serial - 1) / (g.warps * serial);
 }
 
-// How many rows combine_kernel is done with, where chunks of sums would lie if rows were many.
-__device__ __forceinline__ unsigned *combined_rows(const Params &p) { return static_cast<unsigned *>(p.chunks); }
-
 // N: the batch of the kernel whose bits it gives.
 template <typename T, unsigned F, int N>
 __global__ void __launch_bounds__(kSplitWarps * 32) split_kernel(const __grid_constant__ Params p) {
   extern __shared__ uint4 shared[];
   start_in_chain();
-  if (blockIdx.x == 0 && threadIdx.x == 0) *combined_rows(p) = 0;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int64_t piece = static_cast<int64_t>(blockIdx.x) * kSplitWarps + warp;
   const int pieces = p.geometry.warps * share_pieces(p.geometry, kSerial<N>);
@@ -242,9 +236,11 @@ __global__ void __launch_bounds__(kSplitWarps * 32) split_kernel(const __grid_co
   if (share.lane == 0) store_partial<F>(p.partials + piece * kPartialWords<F>, 1, part);
 }
 
-// The outputs of a row from the partials of its pieces.
 template <typename T, unsigned F, int N>
-__device__ __forceinline__ void combine_row(const Params &p, int64_t row, float *shared) {
+__global__ void __launch_bounds__(kCombineWarps * 32) combine_kernel(const __grid_constant__ Params p) {
+  __shared__ float shared[32 * kPartialWords<F>];
+  start_in_chain();
+  const int64_t row = blockIdx.x;
   const RowTarget target = read_target(p, row);
   if (target.kind == RowKind::ignored) {
     if (threadIdx.x == 0) write_ignored(p, row);
@@ -267,28 +263,10 @@ __device__ __forceinline__ void combine_row(const Params &p, int64_t row, float 
   }
   if (warps > 1) {
     __syncthreads();
-    if (threadIdx.x < 32) total = merge_warps<F>(shared, warps, p.math);
+    if (threadIdx.x >= 32) return;
+    total = merge_warps<F>(shared, warps, p.math);
   }
   if (threadIdx.x == 0) write_counted<F>(p, row, target.kind, value, total);
-}
-
-// `what`: sums over rows, which the last block makes.
-template <typename T, unsigned F, int N>
-__global__ void __launch_bounds__(kCombineWarps * 32) combine_kernel(const __grid_constant__ Params p, int what) {
-  __shared__ float shared[32 * kPartialWords<F>];
-  __shared__ bool is_last;
-  start_in_chain();
-  combine_row<T, F, N>(p, blockIdx.x, shared);
-  if (what == 0) return;
-  if (threadIdx.x == 0) {
-    __threadfence();  // the row's loss before the count
-    is_last = atomicAdd(combined_rows(p), 1u) == gridDim.x - 1;
-  }
-  __syncthreads();
-  if (!is_last) return;
-  __threadfence();
-  const RowSums sums = block_sum(p, what, 0, p.rows);
-  if (threadIdx.x == 0) finish_sums(p, what, sums);
 }
 
 inline constexpr int kBackwardThreads = 256;

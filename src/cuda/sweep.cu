@@ -22,7 +22,7 @@ constexpr size_t kMostRowShared = 32 * 1024;
 // Rows an SM that are few: the stream's warps, or blocks, do not fill the device.
 constexpr int kFewForward = 8, kFewBoth = 2;
 // Rows that are so few, and of more pieces than a block has warps, that many SMs are sooner done with their pieces.
-constexpr int kFewBlocks = 11, kBlockPieces = kRowThreads / 32;
+constexpr int kFewBlocks = 40, kBlockPieces = kRowThreads / 32;
 
 }  // namespace
 
@@ -31,8 +31,8 @@ xent_status Plan::prepare(Sweep &sweep, const SweepKernels &kernels, xent_error 
   if (path == Path::stream) {
     const xent_status status = prepare_stream(sweep, kernels, err);
     if (status != XENT_OK) return status;
-    // Its partials are in shared memory, which very long rows would fill.
-    // A kernel may carry more features than the plan asked for.
+    // A row's partials are in shared memory, which very long rows would fill. A kernel may carry more features than the
+    // plan asked for.
     sweep.held_shared = static_cast<size_t>(sweep.pieces * kPartialWords<kSoftcap | kAll>) * sizeof(float);
     if (sweep.gradient || !has_row_blocks(ceil_div(options_.columns, lanes_)) || sweep.held_shared > kMostRowShared) {
       return XENT_OK;
@@ -89,18 +89,19 @@ xent_status Plan::run(const Sweep &sweep, const Params &params, int what, bool f
                       xent_error *err) const {
   const int64_t size = static_cast<int64_t>(element_size(options_.logits_dtype));
   const void *const held = sweep.held[static_cast<int>(layout_of(params, size))];
-  if (!sweep.splits(params.rows, held)) {
-    xent_status status = XENT_OK;
-    if (params.rows > 0) status = run_rows(sweep, held, params, follows, stream, err);
-    return status == XENT_OK && what != 0 ? reduce(params, what, params.rows > 0, stream, err) : status;
+  xent_status status = XENT_OK;
+  if (sweep.splits(params.rows, held)) {
+    Params p = params;
+    void *args[] = {&p};
+    status = launch(sweep.split, ceil_div(p.rows * sweep.pieces, kSplitWarps), kSplitWarps * 32, sweep.split_shared,
+                    false, args, stream, "split kernel", err);
+    if (status != XENT_OK) return status;
+    status = launch(sweep.combine, p.rows, std::min(sweep.shape.warps, kCombineWarps) * 32, 0, overlaps_, args, stream,
+                    "combine kernel", err);
+  } else if (params.rows > 0) {
+    status = run_rows(sweep, held, params, follows, stream, err);
   }
-  Params p = params;
-  void *args[] = {&p, &what};
-  const xent_status status = launch(sweep.split, ceil_div(p.rows * sweep.pieces, kSplitWarps), kSplitWarps * 32,
-                                    sweep.split_shared, false, args, stream, "split kernel", err);
-  if (status != XENT_OK) return status;
-  const int warps = std::min(std::max(sweep.shape.warps, what != 0 ? kReduceThreads / 128 : 1), kCombineWarps);
-  return launch(sweep.combine, p.rows, warps * 32, 0, overlaps_, args, stream, "combine kernel", err);
+  return status == XENT_OK && what != 0 ? reduce(params, what, params.rows > 0, stream, err) : status;
 }
 
 // `held`: of the layout's kernel, or nothing where the stream is for all.

@@ -4,9 +4,8 @@
 // Short rows, which registers hold.
 //
 //   team_kernel   4 to 32 lanes a row, so that a warp has 8 to 1 of them at once, and up to 32 one after the other.
-//   What
-//                 a row costs besides its columns (target, factors, outputs) a lane does for a row, and so 32 rows at
-//                 once; there is no barrier. Bytes: logits once, with the gradient one write.
+//                 What a row costs besides its columns (target, factors, outputs) a lane does for a row, and so 32 rows
+//                 at once; there is no barrier. Bytes: logits once, with the gradient one write.
 //   team_backward_kernel  the same for the gradient alone.
 //
 // A row is a few hundred instructions, run once: what else rows can be (misaligned, strided, padded) has kernels of its
@@ -18,7 +17,7 @@
 
 namespace xent::cuda {
 
-inline constexpr int kTeamHeld = 4;
+inline constexpr int kTeamHeld = 4;  // vectors of a lane, with 64 registers
 inline constexpr int kTeamThreads = 256;
 inline constexpr int kTeamBlocks = 4;  // an SM
 
