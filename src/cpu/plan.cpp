@@ -33,8 +33,8 @@ RowMath make_math(const xent_options &options) {
 }
 
 // A store to a line that is not in the core's own cache reads it first, and a large shared cache gives and takes hardly
-// more than memory does. With 2 MiB a core and 300 MiB shared, a gradient stored past them and then read from memory
-// was there sooner than one stored and read the usual way from three times the cores' own caches on.
+// more than memory does. With 2 MiB for each of two cores and 300 MiB shared, a gradient of 8 MiB was there sooner
+// stored and read again the usual way, and one of 16 MiB stored past the caches and read from memory.
 int64_t streamed_from(int threads) {
   const int64_t own = sysconf(_SC_LEVEL2_CACHE_SIZE);
   return own > 0 ? std::min(cache_bytes(), 4 * own * threads) : cache_bytes();

@@ -14,7 +14,7 @@
 // store.
 //
 // Slower: two blocks a row in a cluster, 1 to 5 %. To keep the row's first units, not its last, 5 to 10 %. To load the
-// next unit only when one is used up, 5 to 8 %. With one block an SM, blocks that stay and fetch their next row while
+// next unit only when one is used up, 4 to 9 %. With one block an SM, blocks that stay and fetch their next row while
 // they write this one, 20 %. Whole lines a load and store where rows are misaligned (half stores of a sector do not
 // meet in L2, so that 12 % more is written to memory than need be): a gain of 1 % only.
 #pragma once

@@ -5,10 +5,10 @@
 //
 // Bytes: logits once, then 8 a row. A warp of the block has pieces of the row, one batch in registers, each vector
 // of which is loaded anew as soon as it is added up. The pieces are those of forward_kernel, and merged as it does.
-// Against that, whose warps stay and have a row each, 3 to 6 % faster from 4096 to 262144 columns: there is a third of
-// the code, no stream that runs on from row to row, and rows end in finer steps. (64 registers, and with them a third
-// more warps: the same. 96: 1 to 3 % slower. Whole lines a load where rows are misaligned, by shifting chunks between
-// lanes: 5 % slower.)
+// Against that, whose warps stay and have a row each, 3 to 6 % faster from 4096 to 262144 columns: there is less
+// than half of the code, no stream that runs on from row to row, and rows end in finer steps. (64 registers, and with
+// them a third more warps: the same. 96: 1 to 3 % slower. Whole lines a load where rows are misaligned, by shifting
+// chunks between lanes: 5 % slower.)
 #pragma once
 
 #include "chunks.cuh"

@@ -21,7 +21,7 @@ enum class Path {
 struct RowShape {
   Path path;
   int warps;
-  int batches;  // a block's are of other size: units
+  int batches;  // of a row; of a block's its units, which are twice as long
   int keep;     // of a warp's batches, from the sweep to the gradient
   int cluster;  // blocks that share a row
   int span;
@@ -40,7 +40,8 @@ inline RowShape forward_shape(int64_t vectors, int batch_vectors) {
   return {Path::stream, 1, static_cast<int>(ceil_div(vectors, batch_vectors)), 0, 1, 0};
 }
 
-// Whether forward has a block for each row that lies as usual. Shorter ones end before the next has begun.
+// Whether forward has a block for each row that lies as usual. Of shorter rows a warp has one after the other, whose
+// loads begin before the row before has ended.
 inline bool has_row_blocks(int64_t vectors) { return vectors >= 400; }
 
 // Warps of a block of forward's row kernel, of a row of `pieces`; any number gives the same bits. `resident`: warps

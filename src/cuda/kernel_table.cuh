@@ -20,7 +20,8 @@ const void *address(Kernel *kernel) {
 }
 
 // Rows that are not even are rarer: their kernels are of fewer sets, with the features of a set and more. Of rows of
-// any layout, which take longest to compile, of two.
+// any layout, which take longest to compile, of two. Forward's stream is of three too: it has such rows, and short
+// ones.
 constexpr unsigned features_of(Layout rows, unsigned features) {
   if (rows == Layout::even || (rows == Layout::adjacent && features == kPlain)) return features;
   return (features & kSoftcap) != 0 ? kSoftcap | kAll : kAll;

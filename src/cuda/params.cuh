@@ -53,7 +53,7 @@ struct Tensor {
 // How rows are cut, see geometry.hpp.
 struct Geometry {
   int warps;    // that share a row
-  int batches;  // of a row
+  int batches;  // of a row; in block_kernel its units
   int keep;     // a warp keeps that many of its last batches for the gradient
   int cluster;  // blocks that share a row: 1, or 2 with thread block clusters
   int span;     // lanes that share a short row

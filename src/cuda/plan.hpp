@@ -48,8 +48,8 @@ class Plan {
     int64_t split_rows = 0;  // up to here it splits; rows that a block can have up to block_split_rows
     int64_t block_split_rows = 0;
     Workspace space;
-    bool splits(int64_t count, const void *block) const {
-      return count > 0 && count <= (block == nullptr ? split_rows : block_split_rows);
+    bool splits(int64_t count, const void *row_kernel) const {
+      return count > 0 && count <= (row_kernel == nullptr ? split_rows : block_split_rows);
     }
   };
 
