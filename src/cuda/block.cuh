@@ -84,10 +84,7 @@ __global__ void __launch_bounds__(held_threads(kRows), 1) block_kernel(const __g
     uint4 v[kHeld], after;
     chunks.load_all(p, unit * kUnit + lane, unit * kUnit, 32, one_more, unit == kept ? kReadOnce : kReadAgain, v,
                     after);
-    // Behind the loads, which need nothing of the launch before.
-    wait_for_previous();
     const float value = threadIdx.x == 0 ? target_value<T, F>(p, row, target) : 0.0f;
-    const RowFactor factor = row_factor(p, row, target.kind);
     Partial part;
 #pragma unroll 1
     while (true) {
@@ -101,6 +98,9 @@ __global__ void __launch_bounds__(held_threads(kRows), 1) block_kernel(const __g
       chunks.settle(p, refill.first, next * kUnit, 32, one_more, v, after);
       unit = next;
     }
+    // Behind the sweep, which needs nothing of the launch before.
+    wait_for_previous();
+    const RowFactor factor = row_factor(p, row, target.kind);
     part = merge_lanes<F>(part, 32, p.math);
     if (warps > 1) {
       if (lane == 0) store_partial<F>(shared[turn] + warp * kPartialWords<F>, 1, part);

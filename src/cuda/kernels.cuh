@@ -16,6 +16,7 @@
 #pragma once
 
 #include "accumulate.cuh"
+#include "cluster.cuh"
 #include "gradient.cuh"
 
 namespace xent::cuda {
@@ -65,26 +66,6 @@ __device__ __forceinline__ void write_any_share(const Params &p, int64_t row, co
 // Rows that the partials of a block's warps have room for: the barrier of one keeps the next but one away.
 inline constexpr int kSlots = 2;
 
-// The same place in the shared memory of the other block of a cluster of two.
-__device__ __forceinline__ float *of_other_block(float *p) {
-#if __CUDA_ARCH__ >= 900
-  uint32_t rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  uint64_t other;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(other) : "l"(p), "r"(rank ^ 1));
-  return reinterpret_cast<float *>(other);
-#else
-  return p;
-#endif
-}
-
-__device__ __forceinline__ void cluster_barrier() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-#endif
-}
-
 // The partial of the block's `turn`-th row, in lane 0 of every warp.
 template <unsigned F>
 __device__ __forceinline__ Partial merge_block(const Partial &part, const Share &share, int turn, float *slots,
@@ -93,7 +74,7 @@ __device__ __forceinline__ Partial merge_block(const Partial &part, const Share 
   float *const mine = partials + share.warp * kPartialWords<F>;
   if (share.lane == 0) store_partial<F>(mine, 1, part);
   if (cluster > 1) {
-    if (share.lane == 0) store_partial<F>(of_other_block(mine), 1, part);
+    if (share.lane == 0) store_partial<F>(of_block(mine, cluster_rank() ^ 1), 1, part);
     cluster_barrier();
   } else {
     __syncthreads();
@@ -139,7 +120,8 @@ __device__ __forceinline__ void both_rows(const Params &p, const Share &share, Q
     RowTarget target = {RowKind::ignored, 0};
     if (mine < p.rows) target = read_target(p, mine);
     const float value = target_value<T, F>(p, mine, target);
-    const RowFactor factor = row_factor(p, mine, target.kind);
+    RowFactor factor = {};
+    bool has_factor = false;
     const bool ignored = mine < p.rows && target.kind == RowKind::ignored;
     if (ignored && share.warp == 0) write_ignored<false>(p, mine);
     for (uint32_t left = __ballot_sync(0xffffffffu, ignored); left != 0; left &= left - 1) {
@@ -151,6 +133,12 @@ __device__ __forceinline__ void both_rows(const Params &p, const Share &share, Q
       const int64_t row = base + static_cast<int64_t>(i) * step;
       const bool keeps = gradient_fits<T>(p, row);
       Partial part = sweep<T, F>(p, row, keeps ? share.freed : share.count, share, queue, v);
+      if (!has_factor) {
+        // Behind a sweep, which needs nothing of the launch before.
+        wait_for_previous();
+        factor = row_factor(p, mine, target.kind);
+        has_factor = true;
+      }
       if (share.warps > 1) part = merge_block<F>(part, share, turn, slots, cluster, p.math);
       const bool writes = turn % share.warps == share.warp;
       ++turn;
@@ -190,7 +178,7 @@ __global__ void __launch_bounds__(32, kForwardBlocks) forward_kernel(const __gri
 template <typename T, unsigned F>
 __global__ void __launch_bounds__(kBothThreads, 1) both_kernel(const __grid_constant__ Params p) {
   extern __shared__ uint4 shared[];
-  start_in_chain();
+  let_next_start();
   char *const memory = reinterpret_cast<char *>(shared);
   const int warps = static_cast<int>(blockDim.x) / 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -201,6 +189,7 @@ __global__ void __launch_bounds__(kBothThreads, 1) both_kernel(const __grid_cons
                                     static_cast<int>(blockIdx.x) / cluster, static_cast<int>(gridDim.x) / cluster);
   uint4 v[kBatch];
   both_rows<T, F>(p, share, queue, v, reinterpret_cast<float *>(memory + warps * kRingBytes<kBatch>));
+  wait_for_previous();  // where all rows were ignored
 }
 
 inline constexpr int kSplitWarps = 4;

@@ -168,7 +168,8 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 // Where a kernel is itself launched ahead of time: all that was before has ended. Every block must come by here before
-// it ends, so that the launch behind does not have to wait for more than this one.
+// it ends, so that the launch behind does not have to wait for more than this one. What the caller gave is there from
+// the start, for the first launch of a call is not ahead of time.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -139,7 +139,7 @@ Plan::Workspace Plan::workspace(const Sweep &sweep) const {
   const size_t rows = static_cast<size_t>(options_.max_rows);
   const size_t words = static_cast<size_t>(partial_words_);
   if (options_.reduction != XENT_REDUCTION_NONE) space.row_loss = reserve(rows * sizeof(double));
-  space.chunks = reserve(static_cast<size_t>(ceil_div(options_.max_rows, kRowsPerChunk)) * sizeof(RowSums));
+  space.chunks = reserve(static_cast<size_t>(ceil_div(options_.max_rows, kRowsPerBlock)) * sizeof(RowSums));
   const size_t split_rows = static_cast<size_t>(sweep.split_rows);
   space.partials = reserve(split_rows * static_cast<size_t>(sweep.pieces) * words * sizeof(float));
   if (sweep.gradient) {
@@ -211,10 +211,13 @@ xent_status Plan::gradient(const Params &params, bool follows, void *stream, xen
 
 xent_status Plan::reduce(const Params &params, int what, bool follows, void *stream, xent_error *err) const {
   Params p = params;
-  int64_t chunks = std::max<int64_t>(1, ceil_div(p.rows, kRowsPerChunk));
-  void *args[] = {&p, &what};
-  const xent_status status = launch(address(reduce_rows_kernel), chunks, kReduceThreads, 0, follows && overlaps_, args,
-                                    stream, "row sums kernel", err);
+  const int64_t most = ceil_div(p.rows, kRowsPerBlock);
+  int cluster = 1;
+  while (overlaps_ && cluster < kReduceCluster && cluster < most) cluster *= 2;
+  int64_t chunks = std::max<int64_t>(1, ceil_div(most, cluster));
+  void *args[] = {&p, &what, &cluster};
+  const xent_status status = launch(address(reduce_rows_kernel), chunks * cluster, kReduceThreads, 0,
+                                    follows && overlaps_, args, stream, "row sums kernel", err, cluster);
   if (status != XENT_OK || chunks == 1) return status;
   void *chunk_args[] = {&p, &what, &chunks};
   return launch(address(reduce_chunks_kernel), 1, kReduceThreads, 0, overlaps_, chunk_args, stream, "chunk sums kernel",

@@ -1,12 +1,17 @@
 // SPDX-FileCopyrightText: the libxent authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Sums over rows: the loss, the divisor and the row counts. A thread adds fixed rows in double, a block adds its
-// threads as a tree, and where there are more rows than one block takes, a second kernel adds the blocks. The order
-// depends on the number of rows alone. Bytes: 8 a row of losses, the targets, and mask and weights where they are
-// given.
+// Sums over rows: the loss, the divisor and the row counts. A block has kRowsPerBlock rows, its threads fixed ones of
+// them; losses and weights are added in double, along trees that depend on the number of rows alone. The blocks of a
+// cluster are added by its first one, and where there are more than that, by a second kernel. Bytes: 8 a row of losses,
+// the targets, and mask and weights where they are given.
+//
+// Forward waits for these sums to end, so what they cost is latency: rows are dealt to many SMs (one block for 8192
+// rows took 8 us, most of them instructions), and what the inputs alone say is added up while the launch before still
+// runs.
 #pragma once
 
+#include "cluster.cuh"
 #include "rows.cuh"
 
 namespace xent::cuda {
@@ -15,12 +20,13 @@ struct RowSums {
   double loss;
   double weight;
   int64_t counted;
-  int64_t ignored;
   int64_t out_of_range;
 };
 
-inline constexpr int kReduceThreads = 512;
-inline constexpr int64_t kRowsPerChunk = 8192;
+inline constexpr int kReduceThreads = 256;
+inline constexpr int kReduceRows = 4;  // of a thread; their loads are in flight at once
+inline constexpr int kReduceCluster = 8;
+inline constexpr int64_t kRowsPerBlock = int64_t{kReduceThreads} * kReduceRows;
 
 enum ReduceWhat : int {
   kReduceLoss = 1,     // row_loss -> loss
@@ -30,71 +36,62 @@ enum ReduceWhat : int {
 };
 
 __device__ __forceinline__ RowSums add(const RowSums &a, const RowSums &b) {
-  return {a.loss + b.loss, a.weight + b.weight, a.counted + b.counted, a.ignored + b.ignored,
-          a.out_of_range + b.out_of_range};
+  return {a.loss + b.loss, a.weight + b.weight, a.counted + b.counted, a.out_of_range + b.out_of_range};
 }
 
-// Over the lanes of a warp, in lane 0.
-__device__ __forceinline__ RowSums warp_sum(RowSums sums) {
-  for (int distance = 16; distance > 0; distance /= 2) {
+// Over the first `lanes` (a power of two) of a warp, in lane 0.
+__device__ __forceinline__ RowSums warp_sum(RowSums sums, int lanes) {
+#pragma unroll 1
+  for (int distance = lanes / 2; distance > 0; distance /= 2) {
     sums = add(
-        sums,
-        {__shfl_down_sync(0xffffffffu, sums.loss, distance), __shfl_down_sync(0xffffffffu, sums.weight, distance),
-         __shfl_down_sync(0xffffffffu, sums.counted, distance), __shfl_down_sync(0xffffffffu, sums.ignored, distance),
-         __shfl_down_sync(0xffffffffu, sums.out_of_range, distance)});
+        sums, {__shfl_down_sync(0xffffffffu, sums.loss, distance), __shfl_down_sync(0xffffffffu, sums.weight, distance),
+               __shfl_down_sync(0xffffffffu, sums.counted, distance),
+               __shfl_down_sync(0xffffffffu, sums.out_of_range, distance)});
   }
   return sums;
 }
 
-// Rows row, row + step, ... of them kAhead at most, those before `end`. Their loads are in flight at once.
-inline constexpr int kAhead = 8;
-__device__ __forceinline__ void add_rows(RowSums &sums, const Params &p, int what, int64_t row, int64_t end, int step) {
-  int64_t targets[kAhead];
-  double losses[kAhead];
+__device__ __forceinline__ double warp_sum(double x) {
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    const int64_t at = row + i * step;
-    targets[i] = at < end ? read_int(p.targets, p.targets.offset(at)) : 0;
-    // Once, and past L1.
-    losses[i] = at < end && (what & kReduceLoss) != 0 ? __ldcg(p.row_loss + at) : 0.0;
-  }
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    const int64_t at = row + i * step;
-    if (at >= end) break;
-    const RowKind kind = classify(p, at, targets[i]).kind;
-    if (kind == RowKind::ignored) {
-      ++sums.ignored;
-      continue;
-    }
-    ++(kind == RowKind::counted ? sums.counted : sums.out_of_range);
-    sums.loss += losses[i];
+  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_down_sync(0xffffffffu, x, distance);
+  return x;
+}
+
+// What the targets, the mask and the weights say of a thread's rows row, row + kReduceThreads, ...; lane 0 gets the
+// warp's sum. One row after the other: of four at once the code, which is run once, takes longer to fetch.
+__device__ __forceinline__ RowSums count_rows(const Params &p, int what, int64_t row) {
+  RowSums sums = {};
+  uint32_t counted = 0, out_of_range = 0;
+#pragma unroll 1
+  for (int i = 0; i < kReduceRows; ++i) {
+    const int64_t at = row + i * kReduceThreads;
+    if (at >= p.rows) break;
+    const RowKind kind = read_target(p, at).kind;
+    if (kind == RowKind::ignored) continue;
+    ++(kind == RowKind::counted ? counted : out_of_range);
     if ((what & kReduceWeights) != 0) sums.weight += static_cast<double>(read_weight(p, at));
   }
+  sums.counted = __reduce_add_sync(0xffffffffu, counted);
+  sums.out_of_range = __reduce_add_sync(0xffffffffu, out_of_range);
+  if ((what & kReduceWeights) != 0) sums.weight = warp_sum(sums.weight);
+  return sums;
 }
 
-// Rows [begin, end) of a block of any size, as kReduceThreads threads add them. Thread 0 gets the sum.
-__device__ __forceinline__ RowSums block_sum(const Params &p, int what, int64_t begin, int64_t end) {
-  constexpr int warps = kReduceThreads / 32;
-  __shared__ RowSums shared[warps];
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int warp = static_cast<int>(threadIdx.x) / 32; warp < warps; warp += static_cast<int>(blockDim.x) / 32) {
-    RowSums sums = {};
-    if (begin + warp * 32 < end) {
-#pragma unroll 1
-      for (int64_t row = begin + warp * 32 + lane; row < end; row += kAhead * kReduceThreads) {
-        add_rows(sums, p, what, row, end, kReduceThreads);
-      }
-      sums = warp_sum(sums);
-    }
-    if (lane == 0) shared[warp] = sums;
+// Of the same rows, in lane 0.
+__device__ __forceinline__ double sum_losses(const Params &p, int64_t row) {
+  double losses[kReduceRows];
+#pragma unroll
+  for (int i = 0; i < kReduceRows; ++i) {
+    const int64_t at = row + i * kReduceThreads;
+    losses[i] = at < p.rows ? __ldcg(p.row_loss + at) : 0.0;  // once, and past L1; 0 where the row is ignored
   }
-  __syncthreads();
-  if (threadIdx.x >= 32) return {};
-  return warp_sum(lane < warps ? shared[lane] : RowSums{});
+#pragma unroll
+  for (int i = 1; i < kReduceRows; ++i) losses[0] += losses[i];
+  return warp_sum(losses[0]);
 }
 
-__device__ __forceinline__ void finish_sums(const Params &p, int what, const RowSums &sums) {
+// `own`: what *p.own_divisor held before, where it is used.
+__device__ __forceinline__ void finish_sums(const Params &p, int what, const RowSums &sums, float own) {
   // Where loss_and_grad has computed the divisor before its gradient, the same value serves the loss.
   const bool mean = p.reduction == XENT_REDUCTION_MEAN;
   double divisor = 1.0;
@@ -102,8 +99,7 @@ __device__ __forceinline__ void finish_sums(const Params &p, int what, const Row
   if (p.denominator.data != nullptr) {
     divisor = static_cast<double>(read_denominator(p));
   } else if (mean) {
-    divisor = (what & kReduceWeights) != 0 ? static_cast<double>(static_cast<float>(sums.weight))
-                                           : static_cast<double>(*p.own_divisor);
+    divisor = static_cast<double>((what & kReduceWeights) != 0 ? static_cast<float>(sums.weight) : own);
   }
   if ((what & kReduceDivisor) != 0 && divided) {
     if (p.own_divisor != nullptr) *p.own_divisor = static_cast<float>(divisor);
@@ -120,39 +116,69 @@ __device__ __forceinline__ void finish_sums(const Params &p, int what, const Row
   if ((what & kReduceCounts) != 0) {
     const int64_t stride = p.row_counts.col_stride;
     write_int(p.row_counts, 0, sums.counted);
-    write_int(p.row_counts, stride, sums.ignored);
+    write_int(p.row_counts, stride, p.rows - sums.counted - sums.out_of_range);
     write_int(p.row_counts, 2 * stride, sums.out_of_range);
   }
 }
 
-__global__ void __launch_bounds__(kReduceThreads) reduce_rows_kernel(const __grid_constant__ Params p, int what) {
-  start_in_chain();
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kRowsPerChunk;
-  const RowSums sums = block_sum(p, what, begin, min(begin + kRowsPerChunk, p.rows));
+// What *p.own_divisor holds, where finish_sums() uses it.
+__device__ __forceinline__ float read_own_divisor(const Params &p, int what) {
+  const bool used = p.own_divisor != nullptr && (what & kReduceWeights) == 0;
+  return used ? __ldcg(p.own_divisor) : 1.0f;
+}
+
+// `cluster` blocks, a power of two, form one.
+__global__ void __launch_bounds__(kReduceThreads)
+    reduce_rows_kernel(const __grid_constant__ Params p, int what, int cluster) {
+  constexpr int warps = kReduceThreads / 32;
+  __shared__ RowSums of_warps[warps], of_blocks[kReduceCluster];
+  let_next_start();
+  if (cluster > 1) cluster_arrive();
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x;
+  RowSums sums = {};
+  if ((what & (kReduceWeights | kReduceCounts)) != 0 || p.empty_mean_is_nan != 0) sums = count_rows(p, what, row);
+  wait_for_previous();
+  const float own = read_own_divisor(p, what);
+  if ((what & kReduceLoss) != 0) sums.loss = sum_losses(p, row);
+  if (lane == 0) of_warps[warp] = sums;
+  __syncthreads();
+  if (warp == 0) sums = warp_sum(lane < warps ? of_warps[lane] : RowSums{}, warps);
+  if (cluster > 1) {
+    cluster_wait();  // the first block runs: its shared memory may be written
+    const uint32_t rank = cluster_rank();
+    if (threadIdx.x == 0) *of_block(&of_blocks[rank], 0) = sums;
+    cluster_arrive();
+    cluster_wait();
+    if (rank != 0) return;
+    if (warp == 0) sums = warp_sum(lane < cluster ? of_blocks[lane] : RowSums{}, kReduceCluster);
+  }
   if (threadIdx.x != 0) return;
-  if (gridDim.x == 1) {
-    finish_sums(p, what, sums);
+  if (gridDim.x == static_cast<unsigned>(cluster)) {
+    finish_sums(p, what, sums, own);
   } else {
-    static_cast<RowSums *>(p.chunks)[blockIdx.x] = sums;
+    static_cast<RowSums *>(p.chunks)[static_cast<int>(blockIdx.x) / cluster] = sums;
   }
 }
 
+// The sums of `chunks` clusters.
 __global__ void __launch_bounds__(kReduceThreads)
     reduce_chunks_kernel(const __grid_constant__ Params p, int what, int64_t chunks) {
   constexpr int warps = kReduceThreads / 32;
   __shared__ RowSums shared[warps];
   start_in_chain();
+  const float own = read_own_divisor(p, what);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   RowSums sums = {};
   for (int64_t chunk = threadIdx.x; chunk < chunks; chunk += kReduceThreads) {
     sums = add(sums, static_cast<const RowSums *>(p.chunks)[chunk]);
   }
-  sums = warp_sum(sums);
+  sums = warp_sum(sums, 32);
   if (lane == 0) shared[threadIdx.x / 32] = sums;
   __syncthreads();
   if (threadIdx.x >= 32) return;
-  sums = warp_sum(lane < warps ? shared[lane] : RowSums{});
-  if (threadIdx.x == 0) finish_sums(p, what, sums);
+  sums = warp_sum(lane < warps ? shared[lane] : RowSums{}, warps);
+  if (threadIdx.x == 0) finish_sums(p, what, sums, own);
 }
 
 }  // namespace xent::cuda
