@@ -29,33 +29,39 @@ inline constexpr int kHeldThreads = 768;  // of an SM, and of a block at most, w
 // What rows that are not even need besides would be spilled: 96. Their largest blocks are of kernels of any layout.
 constexpr int held_threads(Layout rows) { return rows == Layout::adjacent ? 640 : kHeldThreads; }
 
-// The row's gradient, which must be plain. The kept unit is in `v`.
+// The row's gradient, which must be plain, but for its ends. The kept unit is in `v`.
 template <typename T, typename G, unsigned F, Layout kRows>
-__device__ __forceinline__ void put_units(const Params &p, const Chunks<T, kRows> &chunks, int64_t row,
+__device__ __forceinline__ void put_units(const Params &p, const Chunks<T, kRows> &chunks, int64_t row, int warp,
                                           uint4 (&v)[kHeld], const GradRow &grad) {
-  const int lane = static_cast<int>(threadIdx.x & 31), warps = p.geometry.warps, units = p.geometry.batches;
-  const int warp = static_cast<int>(threadIdx.x / 32), front = max(0, units - warps);
+  const int lane = static_cast<int>(threadIdx.x & 31), warps = p.geometry.warps;
+  const int front = max(0, p.geometry.batches - warps);
   int unit = front + warp;
 #pragma unroll 1
   while (true) {
     const int next = unit == front + warp ? warp : unit + warps;
-    const ChunkRefill<T, kRows, kHeld> refill(chunks, next * kUnit, kReadOnce, next < front, v);
-    put_chunks<T, G, F>(p, chunks, row, unit * kUnit + lane, unit * kUnit, 32, unit == units - 1, v, grad, refill);
+    const ChunkRefill<T, kRows, kHeld> refill(chunks, next * kUnit + lane, 32, kReadOnce, next < front, v);
+    put_chunks<T, G, F>(p, chunks, row, unit * kUnit + lane, unit * kUnit, 32, v, grad, refill);
     if (next >= front) return;
     unit = next;
   }
 }
 
+// `end`: the logit of the lane's column of the row's ends, in warp 0.
 template <typename T, typename G, unsigned F, Layout kRows>
-__device__ __forceinline__ void put_block_row(const Params &p, const Chunks<T, kRows> &chunks, int64_t row,
-                                              uint4 (&v)[kHeld], const GradRow &grad) {
+__device__ __forceinline__ void put_block_row(const Params &p, const Chunks<T, kRows> &chunks, const Ends<T> &ends,
+                                              float end, int64_t row, int warp, uint4 (&v)[kHeld],
+                                              const GradRow &grad) {
   const bool fits = kRows != Layout::any || gradient_fits<T>(p, row);
   const int lead = fits ? chunks.lead() : GradWriter<T, G, F>::lead_of(p, p.grad_logits.row<G>(row));
   int from = 0;
   if (fits && !grad.zero && grad.plain()) {
-    put_units<T, G, F>(p, chunks, row, v, grad);
+    const int lane = static_cast<int>(threadIdx.x & 31);
+    if (kRows != Layout::even && warp == 0 && lane < ends.count) {
+      put_end<G, F>(p, row_of<G, kRows>(p.grad_logits, row), ends.column(lane), end, grad);
+    }
+    put_units<T, G, F>(p, chunks, row, warp, v, grad);
     if (p.vocab == p.classes) return;
-    from = p.geometry.batches * kUnit + 1;
+    from = ends.rest;
   }
   put_rest<T, G, F>(p, row, lead, from + static_cast<int>(threadIdx.x), p.geometry.warps * 32, grad);
 }
@@ -65,7 +71,7 @@ template <typename T, unsigned F, Layout kRows>
 __global__ void __launch_bounds__(held_threads(kRows), 1) block_kernel(const __grid_constant__ Params p) {
   __shared__ float shared[2][kHeldThreads / 32 * kPartialWords<F>];
   let_next_start();
-  const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x / 32);
+  const int lane = static_cast<int>(threadIdx.x & 31), warp = warp_of_block();
   // Unit u of the first `front` ones is warp u % warps's; and warp w keeps unit front + w.
   const int warps = p.geometry.warps, front = max(0, p.geometry.batches - warps), kept = front + warp;
   int turn = 0;
@@ -81,21 +87,26 @@ __global__ void __launch_bounds__(held_threads(kRows), 1) block_kernel(const __g
     const Chunks<T, kRows> chunks(p, row);
     const bool one_more = kRows != Layout::even && lane == 0 && chunks.shift != 0;
     int unit = warp < front ? warp : kept;
-    uint4 v[kHeld], after;
-    chunks.load_all(p, unit * kUnit + lane, unit * kUnit, 32, one_more, unit == kept ? kReadOnce : kReadAgain, v,
-                    after);
+    uint4 v[kHeld], after = {};
+    hold_anything(v);
+    ChunkRefill<T, kRows, kHeld>(chunks, unit * kUnit + lane, 32, unit == kept ? kReadOnce : kReadAgain, true, v).all();
     const float value = threadIdx.x == 0 ? target_value<T, F>(p, row, target) : 0.0f;
+    const Ends<T> ends(p, chunks);
+    float end = 0.0f;
+    if (kRows != Layout::even && warp == 0 && lane < ends.count && (kRows != Layout::any || p.logits.col_stride == 1)) {
+      end = to_float(chunks.row[ends.column(lane)]);
+    }
     Partial part;
 #pragma unroll 1
     while (true) {
+      const int first = unit * kUnit + lane;
+      if (one_more) chunks.load(first + kUnit, kReadOnce, after);
+      chunks.settle(p, first, unit * kUnit, 32, one_more, v, after);
       const int next = unit + warps < front ? unit + warps : kept;
-      const uint64_t policy = next == kept ? kReadOnce : kReadAgain;
-      const ChunkRefill<T, kRows, kHeld> refill(chunks, next * kUnit, policy, unit != kept, v);
-      add_chunks<T, F, kRows>(part, p, v, after, chunks.shift, chunks.shift != 0, unit * kUnit + lane, lane, 32,
-                              refill);
+      const ChunkRefill<T, kRows, kHeld> refill(chunks, next * kUnit + lane, 32,
+                                                next == kept ? kReadOnce : kReadAgain, unit != kept, v);
+      add_chunks<T, F>(part, p, chunks, v, after, chunks.shift != 0, first, lane, 32, refill);
       if (unit == kept) break;
-      if (one_more) after = chunks.load(refill.first + kUnit, policy);
-      chunks.settle(p, refill.first, next * kUnit, 32, one_more, v, after);
       unit = next;
     }
     // Behind the sweep, which needs nothing of the launch before.
@@ -113,9 +124,9 @@ __global__ void __launch_bounds__(held_threads(kRows), 1) block_kernel(const __g
     const RowStats stats = stats_of(__shfl_sync(0xffffffffu, part.m, 0), __shfl_sync(0xffffffffu, part.d, 0));
     const GradRow grad = grad_row(p.math, factor, target.target, stats);
     if (kRows != Layout::any || sizeof(T) == 4 || p.grad_logits.type != Element::f32) {
-      put_block_row<T, T, F>(p, chunks, row, v, grad);
+      put_block_row<T, T, F>(p, chunks, ends, end, row, warp, v, grad);
     } else {
-      put_block_row<T, float, F>(p, chunks, row, v, grad);
+      put_block_row<T, float, F>(p, chunks, ends, end, row, warp, v, grad);
     }
     if (threadIdx.x == 0) write_counted<F, false>(p, row, target.kind, value, part);
   }

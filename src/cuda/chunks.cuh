@@ -23,71 +23,50 @@ struct Chunks {
   const T *row;
   const char *base;  // of chunk 0
   uint32_t shift;    // bytes before the row
+  int columns;       // of the row
   int count;         // that have a column
   int begin, end;    // those that may be loaded whole: a row's ends where the bytes beside them are other rows'
-  int inner, outer;  // those that are the row's from end to end
+  int inner, outer;  // those that are the row's from end to end; none if outer < inner
 
-  __device__ __forceinline__ Chunks(const Params &p, int64_t at) : row(row_of<T, kRows>(p.logits, at)) {
+  __device__ __forceinline__ Chunks(const Params &p, int64_t at)
+      : row(row_of<T, kRows>(p.logits, at)), columns(static_cast<int>(p.classes)) {
     constexpr int lanes = kLanes<T>;
     if constexpr (kRows == Layout::even) {
       shift = begin = inner = 0;
-      count = end = outer = static_cast<int>(p.classes / lanes);
+      count = end = outer = columns / lanes;
     } else {
       shift = shift_of(p, row);
-      const int columns = static_cast<int>(p.classes) + lead();
-      count = (columns + lanes - 1) / lanes;
+      count = (columns + lead() + lanes - 1) / lanes;
       inner = shift == 0 ? 0 : 1;
-      outer = kRows == Layout::any && p.logits.col_stride != 1 ? 0 : columns / lanes;
+      outer = kRows == Layout::any && p.logits.col_stride != 1 ? 0 : (columns + lead()) / lanes;
       const bool joined = kRows == Layout::adjacent && p.logits.stride[0] == p.classes && p.classes >= int64_t{lanes};
       begin = joined && at > 0 ? 0 : inner;
       end = joined && at + 1 < p.rows ? count : outer;
     }
     base = reinterpret_cast<const char *>(row) - shift;
+    // Known from here on, not computed again for each load.
+    asm("" : "+l"(base));
   }
   __device__ __forceinline__ int lead() const { return static_cast<int>(shift / sizeof(T)); }
   __device__ __forceinline__ bool is_loaded(int k) const { return k >= begin && k < end; }
-  // Whether chunks [from, to) are all the row's from end to end.
-  __device__ __forceinline__ bool are_inner(int from, int to) const { return from >= inner && to <= outer; }
-
-  __device__ __forceinline__ uint4 load(int k, uint64_t policy) const {
-    uint4 v = empty_vector<T>();
+  __device__ __forceinline__ void load(int k, uint64_t policy, uint4 &v) const {
     if (is_loaded(k)) v = load_with(base + static_cast<int64_t>(k) * 16, policy);
-    return v;
-  }
-  __device__ __forceinline__ uint4 by_element(const Params &p, int k) const {
-    return gather<T>(row, kRows == Layout::any ? p.logits.col_stride : 1, p.classes,
-                     static_cast<int64_t>(k) * kLanes<T> - lead());
-  }
-  // Chunk k, of which `v` was loaded: -inf in the bytes that are not the row's.
-  __device__ __forceinline__ void keep_own(const Params &p, int k, uint4 &v) const {
-    if (k >= inner && k < outer) return;
-    v = only<T>(v, k == 0 ? lead() : 0, static_cast<int>(p.classes) + lead() - k * kLanes<T>);
   }
 
-  // Brings chunks first, first + span, ... of a team from what was loaded to what the row has, by element where they
-  // were not; and `after`, the one behind the team's, in the lane that `wants` it. `team_first`: of the first lane.
+  // What of chunks first, first + span, ... of a team, and of `after`, the one behind the team's, in the lane that
+  // `wants` it, is the row's and was not loaded, is read by element. `team_first`: of the first lane.
   template <int K>
   __device__ __forceinline__ void settle(const Params &p, int first, int team_first, int span, bool wants,
                                          uint4 (&v)[K], uint4 &after) const {
-    if constexpr (kRows == Layout::even) {
-      if (team_first + K * span <= end) return;
-#pragma unroll
-      for (int i = 0; i < K; ++i) {
-        if (first + i * span >= end) v[i] = empty_vector<T>();
-      }
-      return;
-    }
-    if (are_inner(team_first, team_first + K * span + 1)) return;
-#pragma unroll
-    for (int i = 0; i < K; ++i) keep_own(p, first + i * span, v[i]);
-    if (wants) keep_own(p, first + K * span, after);
-    if (begin == 0 && end == count) return;
+    if (kRows == Layout::even || (begin == 0 && end == count)) return;
+    if (team_first >= begin && team_first + K * span < end) return;
 #pragma unroll 1
     for (int i = 0; i < K + (wants ? 1 : 0); ++i) {
       const int k = first + i * span;
       if (k >= count) break;
       if (is_loaded(k)) continue;
-      const uint4 one = by_element(p, k);
+      const uint4 one = gather<T>(row, kRows == Layout::any ? p.logits.col_stride : 1, p.classes,
+                                  static_cast<int64_t>(k) * kLanes<T> - lead());
 #pragma unroll
       for (int j = 0; j < K; ++j) {
         if (j == i) v[j] = one;
@@ -96,13 +75,19 @@ struct Chunks {
     }
   }
 
+  // Vectors first, first + span, ... of a team: -inf in columns that the row does not have.
   template <int K>
-  __device__ __forceinline__ void load_all(const Params &p, int first, int team_first, int span, bool wants,
-                                           uint64_t policy, uint4 (&v)[K], uint4 &after) const {
+  __device__ __forceinline__ void keep_own(int first, int team_first, int span, uint4 (&v)[K]) const {
+    if ((team_first + K * span) * kLanes<T> <= columns) return;
 #pragma unroll
-    for (int i = 0; i < K; ++i) v[i] = load(first + i * span, policy);
-    if (kRows != Layout::even) after = wants ? load(first + K * span, policy) : empty_vector<T>();
-    settle(p, first, team_first, span, wants, v, after);
+    for (int i = 0; i < K; ++i) {
+      const int left = columns - (first + i * span) * kLanes<T>;
+      if constexpr (kRows == Layout::even) {
+        if (left <= 0) v[i] = empty_vector<T>();
+      } else {
+        v[i] = first_of<T>(v[i], left);
+      }
+    }
   }
 };
 
@@ -117,52 +102,65 @@ __device__ __forceinline__ uint4 shifted(const uint4 &v, const uint4 &next, uint
   return funnel(v, make_uint4(w[0], w[1], w[2], w[3]), shift);
 }
 
-// Loads chunks first, first + 32, ... of a warp in place of those that are used up; those that may not be loaded are
+// Loads chunks first, first + span, ... of a team in place of those that are used up; those that may not be loaded are
 // left to settle(). Nothing but a predicate a load: branches would keep one chunk's work from being done beside the
 // next's.
 template <typename T, Layout kRows, int K>
 struct ChunkRefill {
   uint4 (&v)[K];
-  int first;
-  int begin, left;  // chunk i may be loaded if first + i * 32 >= begin and i * 32 < left
+  int span;
+  int lead, left;  // chunk i may be loaded if i * span >= lead and i * span < left
   const char *from;
   uint64_t policy;
 
-  // `team_first`: the first lane's first chunk.
-  __device__ __forceinline__ ChunkRefill(const Chunks<T, kRows> &chunks, int team_first, uint64_t policy_, bool on,
-                                         uint4 (&v_)[K])
+  __device__ __forceinline__ ChunkRefill(const Chunks<T, kRows> &chunks, int first, int span_, uint64_t policy_,
+                                         bool on, uint4 (&v_)[K])
       : v(v_),
-        first(team_first + static_cast<int>(threadIdx.x & 31)),
-        begin(chunks.begin),
+        span(span_),
+        lead(chunks.begin - first),
         left(on ? chunks.end - first : 0),
         from(chunks.base + static_cast<int64_t>(first) * 16),
         policy(policy_) {}
 
   __device__ __forceinline__ void one(int i) const {
-    if (i * 32 < left && (kRows == Layout::even || first + i * 32 >= begin)) v[i] = load_with(from + i * 512, policy);
+    if (i * span < left && (kRows == Layout::even || i * span >= lead)) {
+      v[i] = load_with(from + static_cast<int64_t>(i * span) * 16, policy);
+    }
+  }
+  __device__ __forceinline__ void all() const {
+#pragma unroll
+    for (int i = 0; i < K; ++i) one(i);
   }
   struct From {
-    const ChunkRefill &all;
+    const ChunkRefill &refill;
     int at;
-    __device__ __forceinline__ void one(int i) const { all.one(at + i); }
+    __device__ __forceinline__ void one(int i) const { refill.one(at + i); }
   };
   __device__ __forceinline__ From from_chunk(int at) const { return {*this, at}; }
 };
+
+// Registers that no load may have filled hold anything; to say so costs nothing.
+template <int K>
+__device__ __forceinline__ void hold_anything(uint4 (&v)[K]) {
+#pragma unroll
+  for (int i = 0; i < K; ++i) asm("" : "=r"(v[i].x), "=r"(v[i].y), "=r"(v[i].z), "=r"(v[i].w));
+}
 
 struct NoRefillAt {
   __device__ __forceinline__ NoRefill from_chunk(int) const { return {}; }
 };
 
-// Adds what load_all() or settle() has brought. `lane`: of the team; `shifts`: of any team of the warp. `refill`: told
-// of each chunk that is used up.
+// Adds chunks first, first + span, ... `lane`: of the team; `shifts`: of any team of the warp. `refill`: told of each
+// chunk that is used up.
 template <typename T, unsigned F, Layout kRows, int K, class Refill>
-__device__ __forceinline__ void add_chunks(Partial &part, const Params &p, const uint4 (&v)[K], const uint4 &after,
-                                           uint32_t shift, bool shifts, int first, int lane, int span,
-                                           const Refill &refill) {
+__device__ __forceinline__ void add_chunks(Partial &part, const Params &p, const Chunks<T, kRows> &chunks,
+                                           const uint4 (&v)[K], const uint4 &after, bool shifts, int first, int lane,
+                                           int span, const Refill &refill) {
   static_assert(K % kBatch == 0);
 #pragma unroll
   for (int at = 0; at < K; at += kBatch) {
-    if (K > kBatch && static_cast<int64_t>(first - lane + at * span) * kLanes<T> >= p.classes) {
+    const int team_first = first - lane + at * span;
+    if (K > kBatch && team_first * kLanes<T> >= chunks.columns) {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) refill.from_chunk(at).one(i);
       continue;
@@ -173,14 +171,15 @@ __device__ __forceinline__ void add_chunks(Partial &part, const Params &p, const
     if (kRows != Layout::even && shifts) {
       const uint4 &next = at + kBatch < K ? v[at + kBatch < K ? at + kBatch : 0] : after;
       if (span == 32) {
-        to_vectors(lane, shift, some, next);
+        to_vectors(lane, chunks.shift, some, next);
       } else {
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-          some[i] = shifted(v[at + i], i + 1 < kBatch ? v[at + i + 1] : next, shift, lane, span);
+          some[i] = shifted(v[at + i], i + 1 < kBatch ? v[at + i + 1] : next, chunks.shift, lane, span);
         }
       }
     }
+    chunks.keep_own(first + at * span, team_first, span, some);
     add_batch<T, F>(part, some, first + at * span, p.classes, p.math, span, refill.from_chunk(at));
   }
 }
@@ -210,60 +209,50 @@ __device__ __forceinline__ TargetGrad target_of(const Params &p, int lead, int f
   return {true, grad_of<F>(x, grad.shift_target, grad, p.math)};
 }
 
-// The gradient of chunk k at an end of a row, of which the row has some elements, or padding: 0. `out`: of column
-// -lead.
-template <typename T, typename G, unsigned F>
-__device__ __forceinline__ void put_end(const Params &p, G *out, int k, int lead, const uint4 &v, const GradRow &grad) {
-  const int from = k * kLanes<T>, begin = lead - from, end = static_cast<int>(p.classes) + lead - from;
-  const int stop = static_cast<int>(p.vocab) + lead - from;
-  const int target = static_cast<int>(grad.target) + lead - from;
-#pragma unroll
-  for (int lane = 0; lane < kLanes<T>; ++lane) {
-    if (lane < begin || lane >= stop) continue;
-    const float g = grad_of<F>(element<T>(v, lane), lane == target ? grad.shift_target : grad.shift, grad, p.math);
-    store_as(out + from + lane, lane < end ? g : 0.0f);
+// The columns of a row that are in no chunk from end to end, which are stored one by one: fewer than kLanes before the
+// first of those, and as many behind the last. Where there is padding, what is behind them is left to put_rest().
+template <typename T>
+struct Ends {
+  int head, tail;  // columns [0, head) and from `tail` on
+  int count;       // of all
+  int rest;        // the chunk that put_rest() begins with
+
+  template <Layout kRows>
+  __device__ __forceinline__ Ends(const Params &p, const Chunks<T, kRows> &chunks) {
+    if constexpr (kRows == Layout::even) {
+      head = tail = count = 0;
+      rest = chunks.outer;
+      return;
+    }
+    const bool padded = p.vocab != p.classes, has_chunks = chunks.outer >= chunks.inner;
+    head = chunks.inner == 0 ? 0 : min(kLanes<T> - chunks.lead(), chunks.columns);
+    tail = has_chunks ? chunks.outer * kLanes<T> - chunks.lead() : head;
+    count = !padded ? head + chunks.columns - tail : has_chunks ? head : 0;
+    rest = has_chunks ? chunks.outer : 0;
   }
+  // The i-th of them.
+  __device__ __forceinline__ int column(int i) const { return i < head ? i : tail + (i - head); }
+};
+
+template <typename G, unsigned F>
+__device__ __forceinline__ void put_end(const Params &p, G *row, int column, float x, const GradRow &grad) {
+  store_as(row + column, grad_of<F>(x, column == grad.target ? grad.shift_target : grad.shift, grad, p.math));
 }
 
-// The gradient, which must be plain, of the chunks first, first + span, ... of a row whose gradient lies as its logits
-// do. `team_first`: of the first lane. `last`: the first lane's chunk behind them, if the row has one, is nobody's: it
-// is read again. `refill`: told of each chunk that is used up.
+// The gradient, which must be plain, of the chunks first, first + span, ... that are the row's from end to end; it lies
+// as the logits do. `team_first`: of the first lane. `refill`: told of each chunk that is used up.
 template <typename T, typename G, unsigned F, Layout kRows, int K, class Refill>
 __device__ __forceinline__ void put_chunks(const Params &p, const Chunks<T, kRows> &chunks, int64_t row, int first,
-                                           int team_first, int span, bool last, const uint4 (&v)[K],
-                                           const GradRow &grad, const Refill &refill) {
+                                           int team_first, int span, const uint4 (&v)[K], const GradRow &grad,
+                                           const Refill &refill) {
   constexpr int lanes = kLanes<T>;
   const int lead = kRows == Layout::even ? 0 : chunks.lead();
   G *const out = row_of<G, kRows>(p.grad_logits, row) - lead;
   const int begin = chunks.inner, end = chunks.outer;
-  const int stop = team_first + K * span;
   TargetGrad target;
   const int target_chunk = grad.target < 0 ? -1 : (static_cast<int>(grad.target) + lead) / lanes;
-  if (target_chunk >= max(team_first, begin) && target_chunk < min(stop, end)) {
+  if (target_chunk >= max(team_first, begin) && target_chunk < min(team_first + K * span, end)) {
     target = target_of<T, F>(p, lead, first, span, v, grad);
-  }
-  if constexpr (kRows != Layout::even) {
-    // What is not a whole chunk of the row: its ends, and padding.
-    const int vectors = static_cast<int>((p.vocab + lead + lanes - 1) / lanes);
-    if (!(team_first >= begin && min(stop + (last ? 1 : 0), vectors) <= end)) {
-      const int held = last && first == team_first ? K + 1 : K;
-#pragma unroll 1
-      for (int k = begin == 0 ? end : 0; k < min(vectors, stop + 1); k = max(k + 1, end)) {
-        const int i = (k - first) / span;
-        if (k < first || i >= held || i * span != k - first) continue;
-        uint4 one = v[0];
-#pragma unroll
-        for (int j = 1; j < K; ++j) {
-          if (j == i) one = v[j];
-        }
-        if (i == K || !chunks.is_loaded(k)) one = chunks.by_element(p, k);
-        if constexpr (kRows == Layout::adjacent) {
-          put_end<T, G, F>(p, out, k, lead, one, grad);
-        } else {
-          GradWriter<T, G, F>(p, row, grad.target, lead).put_edge(p, k, one, grad);
-        }
-      }
-    }
   }
   G *const at = out + static_cast<int64_t>(first) * lanes;
 #pragma unroll

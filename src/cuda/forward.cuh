@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kRowThreads, 1) row_kernel(const __grid_consta
   constexpr int N = kForwardBatch, kSpan = N * 32, kEach = kSerial<N>;
   extern __shared__ float partials[];  // of the row's pieces
   start_in_chain();
-  const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x / 32);
+  const int lane = static_cast<int>(threadIdx.x & 31), warp = warp_of_block();
   const int warps = static_cast<int>(blockDim.x / 32);
   const int batches = p.geometry.batches, pieces = (batches + kEach - 1) / kEach;
 #pragma unroll 1
@@ -38,21 +38,22 @@ __global__ void __launch_bounds__(kRowThreads, 1) row_kernel(const __grid_consta
     int batch = warp * kEach;
     float value = 0.0f;
     if (batch < batches) {
-      uint4 v[N], after;
-      chunks.load_all(p, batch * kSpan + lane, batch * kSpan, 32, one_more, kReadOnce, v, after);
+      uint4 v[N], after = {};
+      hold_anything(v);
+      ChunkRefill<T, kRows, N>(chunks, batch * kSpan + lane, 32, kReadOnce, true, v).all();
       if (threadIdx.x == 0) value = target_value<T, F>(p, row, target);
       Partial part;
 #pragma unroll 1
       while (true) {
+        const int first = batch * kSpan + lane;
+        if (one_more) chunks.load(first + kSpan, kReadOnce, after);
+        chunks.settle(p, first, batch * kSpan, 32, one_more, v, after);
         const bool ends = (batch + 1) % kEach == 0 || batch + 1 == batches;
         const int next = ends ? (batch / kEach + warps) * kEach : batch + 1;
         if (kRows != Layout::even && chunks.shift != 0) to_vectors(lane, chunks.shift, v, after);
-        const ChunkRefill<T, kRows, N> refill(chunks, next * kSpan, kReadOnce, next < batches, v);
-        add_batch<T, F>(part, v, batch * kSpan + lane, p.classes, p.math, 32, refill);
-        if (next < batches) {
-          if (one_more) after = chunks.load(refill.first + kSpan, kReadOnce);
-          chunks.settle(p, refill.first, next * kSpan, 32, one_more, v, after);
-        }
+        chunks.keep_own(first, batch * kSpan, 32, v);
+        const ChunkRefill<T, kRows, N> refill(chunks, next * kSpan + lane, 32, kReadOnce, next < batches, v);
+        add_batch<T, F>(part, v, first, p.classes, p.math, 32, refill);
         if (ends) {
           part = merge_lanes<F>(part, 32, p.math);
           if (lane == 0) store_partial<F>(partials + batch / kEach * kPartialWords<F>, 1, part);

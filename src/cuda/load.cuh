@@ -125,20 +125,15 @@ __device__ __forceinline__ uint4 gather(const T *row, int64_t stride, int64_t co
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// Elements [begin, end) of a vector; the others become -inf.
+// The first `count` elements of a vector (any number, also below 0); the others become -inf.
 template <typename T>
-__device__ __forceinline__ uint4 only(const uint4 &v, int begin, int end) {
+__device__ __forceinline__ uint4 first_of(const uint4 &v, int count) {
   const uint4 empty = empty_vector<T>();
   uint32_t words[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    constexpr int each = 4 / static_cast<int>(sizeof(T));
-    uint32_t mask = 0;
-#pragma unroll
-    for (int j = 0; j < each; ++j) {
-      const int lane = i * each + j;
-      if (lane >= begin && lane < end) mask |= (each == 1 ? 0xffffffffu : 0xffffu) << (j * 16);
-    }
+    const int bits = max(count * static_cast<int>(sizeof(T) * 8) - 32 * i, 0);
+    const uint32_t mask = __funnelshift_lc(0xffffffffu, 0u, static_cast<uint32_t>(bits));  // of 32 bits at most
     words[i] = (word_of(v, i) & mask) | (word_of(empty, i) & ~mask);
   }
   return make_uint4(words[0], words[1], words[2], words[3]);

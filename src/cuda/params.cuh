@@ -161,6 +161,12 @@ __device__ __forceinline__ float read_denominator(const Params &p) {
   return static_cast<float>(read_int(p.denominator, 0));
 }
 
+// The warp's number in its block. What depends on it is the same in all lanes, which the compiler knows only from such a
+// shuffle: it then needs neither a register nor an instruction a lane for addresses, branches and policies of L2.
+__device__ __forceinline__ int warp_of_block() {
+  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
+}
+
 // The launch behind this one may be brought up already.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900

@@ -29,9 +29,15 @@ __device__ __forceinline__ void put_team_row_as(const Params &p, const Chunks<T,
   const int lead = fits ? chunks.lead() : GradWriter<T, G, F>::lead_of(p, p.grad_logits.row<G>(row));
   int from = 0;
   if (fits && !grad.zero && grad.plain()) {
-    put_chunks<T, G, F>(p, chunks, row, first, 0, span, true, v, grad, NoRefill());
+    const Ends<T> ends(p, chunks);
+#pragma unroll 1
+    for (int i = first; kRows != Layout::even && i < ends.count; i += span) {
+      const int column = ends.column(i);
+      put_end<G, F>(p, row_of<G, kRows>(p.grad_logits, row), column, to_float(chunks.row[column]), grad);
+    }
+    put_chunks<T, G, F>(p, chunks, row, first, 0, span, v, grad, NoRefill());
     if (p.vocab == p.classes) return;
-    from = span * kTeamHeld + 1;
+    from = ends.rest;
   }
   put_rest<T, G, F>(p, row, lead, from + first, span, grad);
 }
@@ -78,17 +84,20 @@ __global__ void __launch_bounds__(kTeamThreads, kTeamBlocks) team_kernel(const _
       if (!kGrad && __ballot_sync(0xffffffffu, counted) == 0) continue;
       const int64_t row = base + min(i, count - 1);
       const Chunks<T, kRows> chunks(p, row);
-      uint4 v[K], after;
+      uint4 v[K], after = {};
       if (counted) {
-        chunks.load_all(p, first, 0, span, first == 0 && chunks.shift != 0, kReadOnce, v, after);
+        const bool one_more = kRows != Layout::even && first == 0 && chunks.shift != 0;
+        hold_anything(v);
+        ChunkRefill<T, kRows, K>(chunks, first, span, kReadOnce, true, v).all();
+        if (one_more) chunks.load(span * K, kReadOnce, after);
+        chunks.settle(p, first, 0, span, one_more, v, after);
       } else {
 #pragma unroll
         for (int j = 0; j < K; ++j) v[j] = empty_vector<T>();
-        after = v[0];
       }
       Partial part;
       const bool shifts = kRows != Layout::even && __ballot_sync(0xffffffffu, chunks.shift != 0) != 0;
-      add_chunks<T, F, kRows>(part, p, v, after, chunks.shift, shifts, first, first, span, NoRefillAt());
+      add_chunks<T, F>(part, p, chunks, v, after, shifts, first, first, span, NoRefillAt());
       part = merge_lanes<F>(part, span, p.math);
       const Partial theirs = from_lane<F>(part, (lane - at) * span & 31);
       if (lane >= at && lane < at + teams) finished = theirs;
@@ -134,13 +143,9 @@ __global__ void __launch_bounds__(kTeamThreads, kTeamBlocks) team_backward_kerne
       const int64_t row = base + min(i, count - 1);
       const GradRow grad = from_lane(own, i & 31);
       const Chunks<T, kRows> chunks(p, row);
-      uint4 v[kTeamHeld], after;
-      if (!grad.zero) {
-        chunks.load_all(p, first, 0, span, false, kReadOnce, v, after);
-      } else {
-#pragma unroll
-        for (int j = 0; j < kTeamHeld; ++j) v[j] = empty_vector<T>();
-      }
+      uint4 v[kTeamHeld];
+      hold_anything(v);
+      if (!grad.zero) ChunkRefill<T, kRows, kTeamHeld>(chunks, first, span, kReadOnce, true, v).all();
       if (i < count) put_team_row<T, F>(p, chunks, row, first, span, v, grad);
     }
   }
