@@ -245,7 +245,6 @@ class Tuner {
                                     : address(block_kernel<bf16, kPlain, Layout::adjacent>);
     for (const int warps : {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24}) {
       const int64_t holds = int64_t{warps} * kHeld * 32;
-      if (warps * 32 > held_threads(even ? Layout::even : Layout::adjacent)) continue;
       if (holds - kHeld * 32 >= vectors || vectors > 8 * holds) continue;
       p_.geometry = {warps, static_cast<int>(ceil_div(vectors, kUnit)), 0, 1, 0, 0};
       time(true, kernel, rows_, warps * 32, 0, "block, warps " + std::to_string(warps));

@@ -79,6 +79,10 @@ Constants constants_of(const xent_options &o) {
 Layout layout_of(const Params &p, int64_t size) {
   const auto adjacent = [](const Tensor &t) { return t.rank <= 1 && t.col_stride == 1; };
   const Tensor &x = p.logits, &grad = p.grad_logits;
+  for (const Tensor *of_rows : {&p.targets, &p.mask, &p.row_weights, &p.loss, &p.stats, &p.lse, &p.entropy,
+                                &p.predicted, &p.grad_loss, &p.partial}) {
+    if (of_rows->rank > 1) return Layout::any;
+  }
   // The kernels of other layouts count a row's columns in 32 bits, padding included.
   if (!adjacent(x) || p.vocab >= INT32_MAX / 2) return Layout::any;
   const auto at = [](const Tensor &t) { return reinterpret_cast<uintptr_t>(t.data); };

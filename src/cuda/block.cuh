@@ -26,12 +26,10 @@ namespace xent::cuda {
 inline constexpr int kHeld = 8;
 inline constexpr int kUnit = kHeld * 32;  // vectors
 inline constexpr int kHeldThreads = 768;  // of an SM, and of a block at most, with 80 registers
-// What rows that are not even need besides would be spilled: 96. Their largest blocks are of kernels of any layout.
-constexpr int held_threads(Layout rows) { return rows == Layout::adjacent ? 640 : kHeldThreads; }
 
 // The row's gradient, which must be plain, but for its ends. The kept unit is in `v`.
-template <typename T, typename G, unsigned F, Layout kRows>
-__device__ __forceinline__ void put_units(const Params &p, const Chunks<T, kRows> &chunks, int64_t row, int warp,
+template <typename T, typename G, unsigned F, Layout kRows, class P>
+__device__ __forceinline__ void put_units(const P &p, const Chunks<T, kRows> &chunks, int64_t row, int warp,
                                           uint4 (&v)[kHeld], const GradRow &grad) {
   const int lane = static_cast<int>(threadIdx.x & 31), warps = p.geometry.warps;
   const int front = max(0, p.geometry.batches - warps);
@@ -47,17 +45,17 @@ __device__ __forceinline__ void put_units(const Params &p, const Chunks<T, kRows
 }
 
 // `end`: the logit of the lane's column of the row's ends, in warp 0.
-template <typename T, typename G, unsigned F, Layout kRows>
-__device__ __forceinline__ void put_block_row(const Params &p, const Chunks<T, kRows> &chunks, const Ends<T> &ends,
+template <typename T, typename G, unsigned F, Layout kRows, class P>
+__device__ __forceinline__ void put_block_row(const P &p, const Chunks<T, kRows> &chunks, const Ends<T> &ends,
                                               float end, int64_t row, int warp, uint4 (&v)[kHeld],
                                               const GradRow &grad) {
   const bool fits = kRows != Layout::any || gradient_fits<T>(p, row);
-  const int lead = fits ? chunks.lead() : GradWriter<T, G, F>::lead_of(p, p.grad_logits.row<G>(row));
+  const int lead = fits ? chunks.lead() : GradWriter<T, G, F>::lead_of(p, p.grad_logits.template row<G>(row));
   int from = 0;
   if (fits && !grad.zero && grad.plain()) {
     const int lane = static_cast<int>(threadIdx.x & 31);
     if (kRows != Layout::even && warp == 0 && lane < ends.count) {
-      put_end<G, F>(p, row_of<G, kRows>(p.grad_logits, row), ends.column(lane), end, grad);
+      put_end<G, F>(p, p.grad_logits.template row<G>(row), ends.column(lane), end, grad);
     }
     put_units<T, G, F>(p, chunks, row, warp, v, grad);
     if (p.vocab == p.classes) return;
@@ -68,7 +66,7 @@ __device__ __forceinline__ void put_block_row(const Params &p, const Chunks<T, k
 
 // A block of `warps` warps a row.
 template <typename T, unsigned F, Layout kRows>
-__global__ void __launch_bounds__(held_threads(kRows), 1) block_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kHeldThreads, 1) block_kernel(const __grid_constant__ ParamsFor<kRows> p) {
   __shared__ float shared[2][kHeldThreads / 32 * kPartialWords<F>];
   let_next_start();
   const int lane = static_cast<int>(threadIdx.x & 31), warp = warp_of_block();
@@ -103,8 +101,8 @@ __global__ void __launch_bounds__(held_threads(kRows), 1) block_kernel(const __g
       if (one_more) chunks.load(first + kUnit, kReadOnce, after);
       chunks.settle(p, first, unit * kUnit, 32, one_more, v, after);
       const int next = unit + warps < front ? unit + warps : kept;
-      const ChunkRefill<T, kRows, kHeld> refill(chunks, next * kUnit + lane, 32,
-                                                next == kept ? kReadOnce : kReadAgain, unit != kept, v);
+      const ChunkRefill<T, kRows, kHeld> refill(chunks, next * kUnit + lane, 32, next == kept ? kReadOnce : kReadAgain,
+                                                unit != kept, v);
       add_chunks<T, F>(part, p, chunks, v, after, chunks.shift != 0, first, lane, 32, refill);
       if (unit == kept) break;
       unit = next;

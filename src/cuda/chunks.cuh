@@ -12,10 +12,8 @@
 
 namespace xent::cuda {
 
-template <typename T, Layout kRows>
-__device__ __forceinline__ T *row_of(const Tensor &tensor, int64_t row) {
-  return kRows == Layout::any ? tensor.row<T>(row) : static_cast<T *>(tensor.data) + row * tensor.stride[0];
-}
+template <Layout kRows>
+using ParamsFor = ParamsOf<kRows != Layout::any>;
 
 // The chunks of a row: 16 bytes each as they lie in memory, from the one that has its first column.
 template <typename T, Layout kRows>
@@ -28,8 +26,9 @@ struct Chunks {
   int begin, end;    // those that may be loaded whole: a row's ends where the bytes beside them are other rows'
   int inner, outer;  // those that are the row's from end to end; none if outer < inner
 
-  __device__ __forceinline__ Chunks(const Params &p, int64_t at)
-      : row(row_of<T, kRows>(p.logits, at)), columns(static_cast<int>(p.classes)) {
+  template <class P>
+  __device__ __forceinline__ Chunks(const P &p, int64_t at)
+      : row(p.logits.template row<T>(at)), columns(static_cast<int>(p.classes)) {
     constexpr int lanes = kLanes<T>;
     if constexpr (kRows == Layout::even) {
       shift = begin = inner = 0;
@@ -55,9 +54,9 @@ struct Chunks {
 
   // What of chunks first, first + span, ... of a team, and of `after`, the one behind the team's, in the lane that
   // `wants` it, is the row's and was not loaded, is read by element. `team_first`: of the first lane.
-  template <int K>
-  __device__ __forceinline__ void settle(const Params &p, int first, int team_first, int span, bool wants,
-                                         uint4 (&v)[K], uint4 &after) const {
+  template <int K, class P>
+  __device__ __forceinline__ void settle(const P &p, int first, int team_first, int span, bool wants, uint4 (&v)[K],
+                                         uint4 &after) const {
     if (kRows == Layout::even || (begin == 0 && end == count)) return;
     if (team_first >= begin && team_first + K * span < end) return;
 #pragma unroll 1
@@ -152,8 +151,8 @@ struct NoRefillAt {
 
 // Adds chunks first, first + span, ... `lane`: of the team; `shifts`: of any team of the warp. `refill`: told of each
 // chunk that is used up.
-template <typename T, unsigned F, Layout kRows, int K, class Refill>
-__device__ __forceinline__ void add_chunks(Partial &part, const Params &p, const Chunks<T, kRows> &chunks,
+template <typename T, unsigned F, Layout kRows, int K, class Refill, class P>
+__device__ __forceinline__ void add_chunks(Partial &part, const P &p, const Chunks<T, kRows> &chunks,
                                            const uint4 (&v)[K], const uint4 &after, bool shifts, int first, int lane,
                                            int span, const Refill &refill) {
   static_assert(K % kBatch == 0);
@@ -190,8 +189,8 @@ struct TargetGrad {
   float value = 0.0f;
 };
 
-template <typename T, unsigned F, int K>
-__device__ __forceinline__ TargetGrad target_of(const Params &p, int lead, int first, int span, const uint4 (&v)[K],
+template <typename T, unsigned F, int K, class P>
+__device__ __forceinline__ TargetGrad target_of(const P &p, int lead, int first, int span, const uint4 (&v)[K],
                                                 const GradRow &grad) {
   const int column = static_cast<int>(grad.target) + lead;
   const int k = column / kLanes<T> - first;
@@ -217,8 +216,8 @@ struct Ends {
   int count;       // of all
   int rest;        // the chunk that put_rest() begins with
 
-  template <Layout kRows>
-  __device__ __forceinline__ Ends(const Params &p, const Chunks<T, kRows> &chunks) {
+  template <Layout kRows, class P>
+  __device__ __forceinline__ Ends(const P &p, const Chunks<T, kRows> &chunks) {
     if constexpr (kRows == Layout::even) {
       head = tail = count = 0;
       rest = chunks.outer;
@@ -234,20 +233,20 @@ struct Ends {
   __device__ __forceinline__ int column(int i) const { return i < head ? i : tail + (i - head); }
 };
 
-template <typename G, unsigned F>
-__device__ __forceinline__ void put_end(const Params &p, G *row, int column, float x, const GradRow &grad) {
+template <typename G, unsigned F, class P>
+__device__ __forceinline__ void put_end(const P &p, G *row, int column, float x, const GradRow &grad) {
   store_as(row + column, grad_of<F>(x, column == grad.target ? grad.shift_target : grad.shift, grad, p.math));
 }
 
 // The gradient, which must be plain, of the chunks first, first + span, ... that are the row's from end to end; it lies
 // as the logits do. `team_first`: of the first lane. `refill`: told of each chunk that is used up.
-template <typename T, typename G, unsigned F, Layout kRows, int K, class Refill>
-__device__ __forceinline__ void put_chunks(const Params &p, const Chunks<T, kRows> &chunks, int64_t row, int first,
+template <typename T, typename G, unsigned F, Layout kRows, int K, class Refill, class P>
+__device__ __forceinline__ void put_chunks(const P &p, const Chunks<T, kRows> &chunks, int64_t row, int first,
                                            int team_first, int span, const uint4 (&v)[K], const GradRow &grad,
                                            const Refill &refill) {
   constexpr int lanes = kLanes<T>;
   const int lead = kRows == Layout::even ? 0 : chunks.lead();
-  G *const out = row_of<G, kRows>(p.grad_logits, row) - lead;
+  G *const out = p.grad_logits.template row<G>(row) - lead;
   const int begin = chunks.inner, end = chunks.outer;
   TargetGrad target;
   const int target_chunk = grad.target < 0 ? -1 : (static_cast<int>(grad.target) + lead) / lanes;
@@ -271,8 +270,8 @@ __device__ __forceinline__ void put_chunks(const Params &p, const Chunks<T, kRow
 
 // Vectors k, k + step, ... to the row's end, read again: rows whose gradient is not plain, or lies otherwise than the
 // logits, and the padding that is beyond the chunks of a team.
-template <typename T, typename G, unsigned F>
-__device__ __forceinline__ void put_rest(const Params &p, int64_t row, int lead, int k, int step, const GradRow &grad) {
+template <typename T, typename G, unsigned F, class P>
+__device__ __forceinline__ void put_rest(const P &p, int64_t row, int lead, int k, int step, const GradRow &grad) {
   const GradWriter<T, G, F> writer(p, row, grad.target, lead);
   const RowReader<T> reader = writer.reader(p, row);
 #pragma unroll 1

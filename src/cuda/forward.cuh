@@ -19,7 +19,7 @@ namespace xent::cuda {
 inline constexpr int kRowThreads = 768;
 
 template <typename T, unsigned F, Layout kRows>
-__global__ void __launch_bounds__(kRowThreads, 1) row_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kRowThreads, 1) row_kernel(const __grid_constant__ ParamsFor<kRows> p) {
   constexpr int N = kForwardBatch, kSpan = N * 32, kEach = kSerial<N>;
   extern __shared__ float partials[];  // of the row's pieces
   start_in_chain();

@@ -60,25 +60,30 @@ struct GradWriter {
   int target_batch;
 
   // With a lead that makes the stores aligned: what the address asks for, or what gradient_fits() has found to suit.
-  __device__ __forceinline__ GradWriter(const Params &p, int64_t row, int64_t target)
-      : GradWriter(p, row, target, lead_of(p, p.grad_logits.row<G>(row))) {}
-  __device__ __forceinline__ GradWriter(const Params &p, int64_t row, int64_t target, int lead_)
-      : out(p.grad_logits.row<G>(row) - lead_), lead(lead_) {
+  template <class P>
+  __device__ __forceinline__ GradWriter(const P &p, int64_t row, int64_t target)
+      : GradWriter(p, row, target, lead_of(p, p.grad_logits.template row<G>(row))) {}
+  template <class P>
+  __device__ __forceinline__ GradWriter(const P &p, int64_t row, int64_t target, int lead_)
+      : out(p.grad_logits.template row<G>(row) - lead_), lead(lead_) {
     const RowReader<T> in = reader(p, row);
     begin = (in.begin + (kBatch * 32) - 1) / (kBatch * 32);
     count = p.grad_logits.col_stride == 1 ? max(0, in.end / (kBatch * 32) - begin) : 0;
     target_batch = static_cast<int>((target + lead) / (kLanes<T> * kBatch * 32));
   }
 
-  static __device__ __forceinline__ int lead_of(const Params &p, const G *at) {
+  template <class P>
+  static __device__ __forceinline__ int lead_of(const P &p, const G *at) {
     return p.grad_logits.col_stride == 1 ? static_cast<int>((reinterpret_cast<uintptr_t>(at) & 15) / sizeof(G)) : 0;
   }
 
-  __device__ __forceinline__ RowReader<T> reader(const Params &p, int64_t row) const {
-    return RowReader<T>(p.logits.row<T>(row), p.logits.col_stride, p.classes, lead);
+  template <class P>
+  __device__ __forceinline__ RowReader<T> reader(const P &p, int64_t row) const {
+    return RowReader<T>(p.logits.template row<T>(row), p.logits.col_stride, p.classes, lead);
   }
   // Vectors that hold any column, padding included.
-  __device__ __forceinline__ int vectors(const Params &p) const {
+  template <class P>
+  __device__ __forceinline__ int vectors(const P &p) const {
     return static_cast<int>((p.vocab + lead + kLanes<T> - 1) / kLanes<T>);
   }
 
@@ -95,7 +100,8 @@ struct GradWriter {
   }
 
   // A vector that the row may not fill, or whose columns are not adjacent. Columns beyond the classes are padding: 0.
-  __device__ __forceinline__ void put_edge(const Params &p, int k, const uint4 &v, const GradRow &grad) const {
+  template <class P>
+  __device__ __forceinline__ void put_edge(const P &p, int k, const uint4 &v, const GradRow &grad) const {
     const int64_t first = static_cast<int64_t>(k) * kLanes<T> - lead;
     if (first >= p.vocab) return;
     const bool adjacent = p.logits.col_stride == 1 && p.grad_logits.col_stride == 1;
@@ -130,7 +136,8 @@ struct GradWriter {
   }
 
   // The gradient of a batch whose vectors are in `v`.
-  __device__ __forceinline__ void put(const Params &p, int batch, int lane, const uint4 (&v)[kBatch],
+  template <class P>
+  __device__ __forceinline__ void put(const P &p, int batch, int lane, const uint4 (&v)[kBatch],
                                       const GradRow &grad) const {
     const int first = batch * (kBatch * 32) + lane;
     if (static_cast<unsigned>(batch - begin) < static_cast<unsigned>(count) && grad.plain()) {
@@ -152,7 +159,8 @@ struct GradWriter {
   }
 
   // One element of the row, stored after its vector by the same thread: cheaper than a select in all of them.
-  __device__ __forceinline__ void put_target(const Params &p, int first, const uint4 (&v)[kBatch],
+  template <class P>
+  __device__ __forceinline__ void put_target(const P &p, int first, const uint4 (&v)[kBatch],
                                              const GradRow &grad) const {
     const int64_t at = grad.target + lead - static_cast<int64_t>(first) * kLanes<T>;
     float x = 0.0f;
@@ -169,7 +177,8 @@ struct GradWriter {
     if (mine) store_as(out + lead + grad.target, grad_of<F>(x, grad.shift_target, grad, p.math));
   }
 
-  __device__ __forceinline__ void put_zero(const Params &p, int batch, int lane) const {
+  template <class P>
+  __device__ __forceinline__ void put_zero(const P &p, int batch, int lane) const {
     const int first = batch * (kBatch * 32) + lane;
 #pragma unroll 1
     for (int k = first; k < first + (kBatch * 32) && k < vectors(p); k += 32) {
@@ -187,7 +196,8 @@ struct GradWriter {
   }
 
   // Reads the logits, unless the gradient is zero.
-  __device__ __forceinline__ void write(const Params &p, int64_t row, int batch, int lane, const GradRow &grad) const {
+  template <class P>
+  __device__ __forceinline__ void write(const P &p, int64_t row, int batch, int lane, const GradRow &grad) const {
     if (grad.zero) {
       put_zero(p, batch, lane);
     } else {
@@ -198,8 +208,8 @@ struct GradWriter {
   }
 };
 
-template <typename T, typename G>
-__device__ __forceinline__ void write_zeros_as(const Params &p, int64_t row, const Share &share) {
+template <typename T, typename G, class P>
+__device__ __forceinline__ void write_zeros_as(const P &p, int64_t row, const Share &share) {
   const GradWriter<T, G, kPlain> writer(p, row, 0);
   for (int batch = share.warp; batch * (kBatch * 32) < writer.vectors(p); batch += share.warps) {
     writer.put_zero(p, batch, share.lane);
@@ -207,8 +217,8 @@ __device__ __forceinline__ void write_zeros_as(const Params &p, int64_t row, con
 }
 
 // A warp's share of the gradient of a row that does not count.
-template <typename T>
-__device__ __forceinline__ void write_zeros(const Params &p, int64_t row, const Share &share) {
+template <typename T, class P>
+__device__ __forceinline__ void write_zeros(const P &p, int64_t row, const Share &share) {
   if (sizeof(T) == 4 || p.grad_logits.type != Element::f32) {
     write_zeros_as<T, T>(p, row, share);
   } else {

@@ -12,9 +12,9 @@ inline constexpr int kFeatureSets = 5;
 // How the rows of a call lie, for the kernels that hold them in registers.
 enum class Layout {
   any,
-  adjacent,  // one stride apart, columns adjacent, and a gradient of their type that lies so too and begins in every
-             // row where the logits do between two multiples of 16 bytes
-  even,      // and all are whole aligned vectors of 16 bytes, and the gradient has no padding: nearly every call
+  adjacent,  // one stride apart, what comes one a row too, columns adjacent, and a gradient of their type that lies so
+             // too and begins in every row where the logits do between two multiples of 16 bytes
+  even,  // and all are whole aligned vectors of 16 bytes, and the gradient has no padding: nearly every call
 };
 inline constexpr int kLayouts = 3;
 

@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kBothThreads, 1) both_kernel(const __grid_cons
   let_next_start();
   char *const memory = reinterpret_cast<char *>(shared);
   const int warps = static_cast<int>(blockDim.x) / 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int warp = warp_of_block();
   const int cluster = p.geometry.cluster;
   const Share share(p, static_cast<int>(blockIdx.x) % cluster * warps + warp);
   if (cluster > 1) cluster_barrier();  // the other block runs: its shared memory may be written
@@ -205,7 +205,7 @@ template <typename T, unsigned F, int N>
 __global__ void __launch_bounds__(kSplitWarps * 32) split_kernel(const __grid_constant__ Params p) {
   extern __shared__ uint4 shared[];
   start_in_chain();
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int warp = warp_of_block();
   const int64_t piece = static_cast<int64_t>(blockIdx.x) * kSplitWarps + warp;
   const int pieces = p.geometry.warps * share_pieces(p.geometry, kSerial<N>);
   const int64_t row = piece / pieces;

@@ -24,8 +24,10 @@ struct Divisor {
   }
 };
 
-// One tensor. As xent_view, with the type as a number to switch on.
-struct Tensor {
+// One tensor. As xent_view, with the type as a number to switch on. kFlat: of one leading dimension at most, or of none
+// and a stride of 0.
+template <bool kFlat>
+struct TensorOf {
   void *data;
   Element type;
   int32_t rank;
@@ -34,6 +36,7 @@ struct Tensor {
   int64_t col_stride;
 
   __device__ __forceinline__ int64_t offset(int64_t row) const {
+    if (kFlat) return row * stride[0];
     if (rank == 0) return 0;
     int64_t sum = 0;
 #pragma unroll 1
@@ -49,6 +52,7 @@ struct Tensor {
     return static_cast<T *>(data) + offset(r);
   }
 };
+using Tensor = TensorOf<false>;
 
 // How rows are cut, see geometry.hpp.
 struct Geometry {
@@ -60,7 +64,11 @@ struct Geometry {
   int rows;     // short rows that a warp takes at once
 };
 
-struct Params {
+// kFlat: of tensors that are, as layout_of() finds them. A tensor of any dimensions takes a loop, which in the code of
+// a kernel stands a dozen times: the kernels that have the usual rows do without.
+template <bool kFlat>
+struct ParamsOf {
+  using Tensor = TensorOf<kFlat>;
   Constants math;
   Geometry geometry;
   int64_t rows;
@@ -83,8 +91,12 @@ struct Params {
   float *own_divisor;  // workspace: the divisor that loss_and_grad computes before its gradient
   void *chunks;        // workspace: partial sums over rows
 };
+using Params = ParamsOf<false>;
+using FlatParams = ParamsOf<true>;
+static_assert(sizeof(FlatParams) == sizeof(Params), "the host fills in one for both");
 
 // A floating-point value of a type that the caller chose.
+template <class Tensor>
 __device__ __forceinline__ double read_floating(const Tensor &tensor, int64_t offset) {
   switch (tensor.type) {
     case Element::f16:
@@ -98,11 +110,13 @@ __device__ __forceinline__ double read_floating(const Tensor &tensor, int64_t of
   }
 }
 
+template <class Tensor>
 __device__ __forceinline__ int64_t read_int(const Tensor &tensor, int64_t offset) {
   if (tensor.type == Element::i32) return static_cast<const int32_t *>(tensor.data)[offset];
   return static_cast<const int64_t *>(tensor.data)[offset];
 }
 
+template <class Tensor>
 __device__ __forceinline__ void write_int(const Tensor &tensor, int64_t offset, int64_t value) {
   if (tensor.type == Element::i32) {
     static_cast<int32_t *>(tensor.data)[offset] = static_cast<int32_t>(value);
@@ -111,6 +125,7 @@ __device__ __forceinline__ void write_int(const Tensor &tensor, int64_t offset, 
   }
 }
 
+template <class Tensor>
 __device__ __forceinline__ void write_row(const Tensor &tensor, int64_t row, float value) {
   if (tensor.data != nullptr) static_cast<float *>(tensor.data)[tensor.offset(row)] = value;
 }
@@ -125,7 +140,8 @@ struct RowTarget {
 };
 
 // By the bits: no value but 0, and of a float -0, has none set.
-__device__ __forceinline__ bool masked(const Params &p, int64_t row) {
+template <class P>
+__device__ __forceinline__ bool masked(const P &p, int64_t row) {
   if (p.mask.data == nullptr) return false;
   const int64_t at = p.mask.offset(row);
   switch (p.mask.type) {
@@ -141,28 +157,32 @@ __device__ __forceinline__ bool masked(const Params &p, int64_t row) {
 }
 
 // Of the row whose target is `target`.
-__device__ __forceinline__ RowTarget classify(const Params &p, int64_t row, int64_t target) {
+template <class P>
+__device__ __forceinline__ RowTarget classify(const P &p, int64_t row, int64_t target) {
   if ((p.has_ignore_index && target == p.ignore_index) || masked(p, row)) return {RowKind::ignored, target};
   if (target < 0 || target >= p.all_classes) return {RowKind::out_of_range, kNoColumn};
   const int64_t column = target - p.class_begin;
   return {RowKind::counted, column >= 0 && column < p.classes ? column : kNoColumn};
 }
 
-__device__ __forceinline__ RowTarget read_target(const Params &p, int64_t row) {
+template <class P>
+__device__ __forceinline__ RowTarget read_target(const P &p, int64_t row) {
   return classify(p, row, read_int(p.targets, p.targets.offset(row)));
 }
 
-__device__ __forceinline__ float read_weight(const Params &p, int64_t row) {
-  return p.row_weights.data == nullptr ? 1.0f : *p.row_weights.row<const float>(row);
+template <class P>
+__device__ __forceinline__ float read_weight(const P &p, int64_t row) {
+  return p.row_weights.data == nullptr ? 1.0f : *p.row_weights.template row<const float>(row);
 }
 
-__device__ __forceinline__ float read_denominator(const Params &p) {
+template <class P>
+__device__ __forceinline__ float read_denominator(const P &p) {
   if (p.denominator.type == Element::f32) return *static_cast<const float *>(p.denominator.data);
   return static_cast<float>(read_int(p.denominator, 0));
 }
 
-// The warp's number in its block. What depends on it is the same in all lanes, which the compiler knows only from such a
-// shuffle: it then needs neither a register nor an instruction a lane for addresses, branches and policies of L2.
+// The warp's number in its block. What depends on it is the same in all lanes, which the compiler knows only from such
+// a shuffle: it then needs neither a register nor an instruction a lane for addresses, branches and policies of L2.
 __device__ __forceinline__ int warp_of_block() {
   return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
 }

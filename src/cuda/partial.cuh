@@ -11,15 +11,16 @@
 
 namespace xent::cuda {
 
-__device__ __forceinline__ int partial_width(const Params &p) {
+template <class P>
+__device__ __forceinline__ int partial_width(const P &p) {
   return 3 + (p.math.smoothing != 0.0f) + p.entropy_asked + p.predicted_asked;
 }
 
 template <unsigned F>
 inline constexpr bool kKeepsLargest = (F & kSoftcap) != 0 && (F & kArgmax) != 0;
 
-template <unsigned F>
-__device__ __noinline__ void write_partial(const Params &p, int64_t row, float target_value, Partial part) {
+template <unsigned F, class P>
+__device__ __noinline__ void write_partial(const P &p, int64_t row, float target_value, Partial part) {
   float first = part.m;
   if constexpr (kKeepsLargest<F>) {
     if (p.predicted_asked) {
@@ -27,7 +28,7 @@ __device__ __noinline__ void write_partial(const Params &p, int64_t row, float t
       if (part.d > 0.0f) rescale<F>(part, value_of<F>(part.x, p.math), p.math);
     }
   }
-  float *at = p.partial.row<float>(row);
+  float *at = p.partial.template row<float>(row);
   const int64_t step = p.partial.col_stride;
   at[0] = first;
   at[step] = part.d;
@@ -51,8 +52,9 @@ __device__ __noinline__ void write_partial(const Params &p, int64_t row, float t
 }
 
 // A row that does not count: zeros.
-__device__ __forceinline__ void write_ignored_partial(const Params &p, int64_t row) {
-  float *at = p.partial.row<float>(row);
+template <class P>
+__device__ __forceinline__ void write_ignored_partial(const P &p, int64_t row) {
+  float *at = p.partial.template row<float>(row);
   for (int i = 0; i < partial_width(p); ++i) at[i * p.partial.col_stride] = 0.0f;
 }
 

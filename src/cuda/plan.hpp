@@ -8,12 +8,11 @@
 
 #include "geometry.hpp"
 #include "kernel_table.hpp"
-#include "math.cuh"
+#include "params.cuh"
 
 namespace xent::cuda {
 
 struct Driver;
-struct Params;
 
 class Plan {
  public:

@@ -77,7 +77,8 @@ struct Share {
   int count;  // of its batches
   int freed;  // of them, those whose stages the sweep frees; the others stay until the gradient
 
-  __device__ __forceinline__ Share(const Params &p, int warp_)
+  template <class P>
+  __device__ __forceinline__ Share(const P &p, int warp_)
       : lane(static_cast<int>(threadIdx.x & 31)), warp(warp_), warps(p.geometry.warps) {
     count = warp < p.geometry.batches ? (p.geometry.batches - warp + warps - 1) / warps : 0;
     freed = count > p.geometry.keep ? count - p.geometry.keep : 0;
@@ -85,21 +86,21 @@ struct Share {
 };
 
 // Bytes of a row's first chunk that are not the row's.
-template <typename T>
-__device__ __forceinline__ uint32_t shift_of(const Params &p, const T *row) {
+template <typename T, class P>
+__device__ __forceinline__ uint32_t shift_of(const P &p, const T *row) {
   return p.logits.col_stride == 1 ? static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row) & 15) : 0;
 }
 
 // True where the vectors that suit the gradient's stores are the chunks of the logits, so that the stages serve both.
-template <typename T>
-__device__ __forceinline__ bool gradient_fits(const Params &p, int64_t row) {
+template <typename T, class P>
+__device__ __forceinline__ bool gradient_fits(const P &p, int64_t row) {
   if (p.logits.col_stride != 1 || p.grad_logits.col_stride != 1) return false;
-  const uintptr_t logits = reinterpret_cast<uintptr_t>(p.logits.row<T>(row));
+  const uintptr_t logits = reinterpret_cast<uintptr_t>(p.logits.template row<T>(row));
   const uintptr_t lead = (logits & 15) / sizeof(T);
   if (sizeof(T) == 2 && p.grad_logits.type == Element::f32) {
-    return ((reinterpret_cast<uintptr_t>(p.grad_logits.row<float>(row)) - lead * sizeof(float)) & 15) == 0;
+    return ((reinterpret_cast<uintptr_t>(p.grad_logits.template row<float>(row)) - lead * sizeof(float)) & 15) == 0;
   }
-  return ((reinterpret_cast<uintptr_t>(p.grad_logits.row<T>(row)) ^ logits) & 15) == 0;
+  return ((reinterpret_cast<uintptr_t>(p.grad_logits.template row<T>(row)) ^ logits) & 15) == 0;
 }
 
 // The stream of batches of N vectors of a warp, as addresses, which a Sink turns into loads.
@@ -181,7 +182,7 @@ class Producer {
         if (share.count == 0) return false;
         const int64_t row = walk_.next(p);
         if (row < 0) return false;
-        row_ = p.logits.row<T>(row);
+        row_ = p.logits.template row<T>(row);
         one_more_ = share.lane == 0 && shift_of(p, row_) != 0;
         end_ = p.geometry.batches;
         again_ = kGrad && share.freed > 0 && gradient_fits<T>(p, row);

@@ -8,22 +8,22 @@
 
 namespace xent::cuda {
 
-template <typename T, unsigned F>
-__device__ __forceinline__ float target_value(const Params &p, int64_t row, const RowTarget &target) {
+template <typename T, unsigned F, class P>
+__device__ __forceinline__ float target_value(const P &p, int64_t row, const RowTarget &target) {
   if (target.kind != RowKind::counted || target.target < 0) return 0.0f;
-  const T x = p.logits.row<T>(row)[target.target * p.logits.col_stride];
+  const T x = p.logits.template row<T>(row)[target.target * p.logits.col_stride];
   return value_of<F>(to_float(x), p.math);
 }
 
 // Outputs of a row that is ignored. kPartials, here and below: in a kernel that may be asked for partials. Elsewhere
 // the call alone would cost registers.
-template <bool kPartials = true>
-__device__ __forceinline__ void write_ignored(const Params &p, int64_t row) {
+template <bool kPartials = true, class P>
+__device__ __forceinline__ void write_ignored(const P &p, int64_t row) {
   if (kPartials && p.partial.data != nullptr) return write_ignored_partial(p, row);
   if (p.row_loss != nullptr) p.row_loss[row] = 0.0;
   if (p.reduction == XENT_REDUCTION_NONE) write_row(p.loss, row, 0.0f);
   if (p.stats.data != nullptr) {
-    float *stats = p.stats.row<float>(row);
+    float *stats = p.stats.template row<float>(row);
     stats[0] = 0.0f;
     stats[p.stats.col_stride] = 1.0f;
   }
@@ -41,8 +41,8 @@ struct RowStats {
 __device__ __forceinline__ RowStats stats_of(float m, float d) { return {m, d == 0.0f ? NAN : d}; }
 
 // `target_value` is v at the target, or anything where the row is out of range.
-template <unsigned F, bool kPartials = true>
-__device__ __forceinline__ void write_counted(const Params &p, int64_t row, RowKind kind, float target_value,
+template <unsigned F, bool kPartials = true, class P>
+__device__ __forceinline__ void write_counted(const P &p, int64_t row, RowKind kind, float target_value,
                                               const Partial &part) {
   if constexpr (kPartials) {
     if (p.partial.data != nullptr) return write_partial<F>(p, row, target_value, part);
@@ -78,7 +78,7 @@ __device__ __forceinline__ void write_counted(const Params &p, int64_t row, RowK
   if (p.row_loss != nullptr) p.row_loss[row] = loss;
   if (p.reduction == XENT_REDUCTION_NONE) write_row(p.loss, row, static_cast<float>(loss));
   if (p.stats.data != nullptr) {
-    float *out = p.stats.row<float>(row);
+    float *out = p.stats.template row<float>(row);
     out[0] = stats.m;
     out[p.stats.col_stride] = stats.d;
   }
@@ -128,7 +128,8 @@ __device__ __forceinline__ GradRow from_lane(const GradRow &grad, int lane) {
 }
 
 // What the loss was divided by; 1 where by nothing. `divisor` is a tensor that forward or the caller has filled.
-__device__ __forceinline__ float read_divisor(const Params &p) {
+template <class P>
+__device__ __forceinline__ float read_divisor(const P &p) {
   if (p.own_divisor != nullptr) return *p.own_divisor;
   if (p.denominator.data != nullptr) return read_denominator(p);
   if (p.divisor.data != nullptr) return *static_cast<const float *>(p.divisor.data);
@@ -148,7 +149,8 @@ struct RowFactor {
 };
 
 // In double, like all coefficients: their product may lie in float32 where its factors and steps do not.
-__device__ __forceinline__ RowFactor row_factor(const Params &p, int64_t row, RowKind kind) {
+template <class P>
+__device__ __forceinline__ RowFactor row_factor(const P &p, int64_t row, RowKind kind) {
   if (kind != RowKind::counted) return {true, 0.0};
   const float divisor = read_divisor(p);
   double f = static_cast<double>(read_weight(p, row)) * static_cast<double>(p.math.chain_rest);

@@ -39,10 +39,9 @@ xent_status Plan::prepare(Sweep &sweep, const SweepKernels &kernels, xent_error 
     }
   }
   for (int layout = 0; layout < kLayouts; ++layout) {
-    const bool fits = sweep.shape.warps * 32 <= held_threads(static_cast<Layout>(layout));
     const void *const kernel = path == Path::stream ? kernels_->row[layout][feature_set_]
                                : path == Path::team ? kernels.team[layout][feature_set_]
-                                                    : kernels_->block[fits ? layout : 0][feature_set_];
+                                                    : kernels_->block[layout][feature_set_];
     if (kernel == nullptr) continue;
     sweep.held[layout] = kernel;
     const xent_status status = load_kernel(kernel, 0, err);

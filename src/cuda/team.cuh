@@ -22,18 +22,18 @@ inline constexpr int kTeamThreads = 256;
 inline constexpr int kTeamBlocks = 4;  // an SM
 
 // The gradient of a row that a team of `span` lanes holds. `first`: the lane's.
-template <typename T, typename G, unsigned F, Layout kRows>
-__device__ __forceinline__ void put_team_row_as(const Params &p, const Chunks<T, kRows> &chunks, int64_t row, int first,
+template <typename T, typename G, unsigned F, Layout kRows, class P>
+__device__ __forceinline__ void put_team_row_as(const P &p, const Chunks<T, kRows> &chunks, int64_t row, int first,
                                                 int span, const uint4 (&v)[kTeamHeld], const GradRow &grad) {
   const bool fits = kRows != Layout::any || gradient_fits<T>(p, row);
-  const int lead = fits ? chunks.lead() : GradWriter<T, G, F>::lead_of(p, p.grad_logits.row<G>(row));
+  const int lead = fits ? chunks.lead() : GradWriter<T, G, F>::lead_of(p, p.grad_logits.template row<G>(row));
   int from = 0;
   if (fits && !grad.zero && grad.plain()) {
     const Ends<T> ends(p, chunks);
 #pragma unroll 1
     for (int i = first; kRows != Layout::even && i < ends.count; i += span) {
       const int column = ends.column(i);
-      put_end<G, F>(p, row_of<G, kRows>(p.grad_logits, row), column, to_float(chunks.row[column]), grad);
+      put_end<G, F>(p, p.grad_logits.template row<G>(row), column, to_float(chunks.row[column]), grad);
     }
     put_chunks<T, G, F>(p, chunks, row, first, 0, span, v, grad, NoRefill());
     if (p.vocab == p.classes) return;
@@ -42,8 +42,8 @@ __device__ __forceinline__ void put_team_row_as(const Params &p, const Chunks<T,
   put_rest<T, G, F>(p, row, lead, from + first, span, grad);
 }
 
-template <typename T, unsigned F, Layout kRows>
-__device__ __forceinline__ void put_team_row(const Params &p, const Chunks<T, kRows> &chunks, int64_t row, int first,
+template <typename T, unsigned F, Layout kRows, class P>
+__device__ __forceinline__ void put_team_row(const P &p, const Chunks<T, kRows> &chunks, int64_t row, int first,
                                              int span, const uint4 (&v)[kTeamHeld], const GradRow &grad) {
   if (kRows != Layout::any || sizeof(T) == 4 || p.grad_logits.type != Element::f32) {
     put_team_row_as<T, T, F>(p, chunks, row, first, span, v, grad);
@@ -54,7 +54,7 @@ __device__ __forceinline__ void put_team_row(const Params &p, const Chunks<T, kR
 
 // `span` lanes a row; a warp takes `rows` of them, as many as its lanes or fewer, before it goes on.
 template <typename T, unsigned F, bool kGrad, Layout kRows>
-__global__ void __launch_bounds__(kTeamThreads, kTeamBlocks) team_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kTeamThreads, kTeamBlocks) team_kernel(const __grid_constant__ ParamsFor<kRows> p) {
   constexpr int K = kTeamHeld;
   start_in_chain();
   const int lane = static_cast<int>(threadIdx.x & 31);
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kTeamThreads, kTeamBlocks) team_kernel(const _
   const int teams = 32 / span, team = lane / span, first = lane % span;
   const int rows = p.geometry.rows;
   const int64_t warps = static_cast<int64_t>(gridDim.x) * (kTeamThreads / 32);
-  const int64_t warp = static_cast<int64_t>(blockIdx.x) * (kTeamThreads / 32) + threadIdx.x / 32;
+  const int64_t warp = static_cast<int64_t>(blockIdx.x) * (kTeamThreads / 32) + warp_of_block();
 #pragma unroll 1
   for (int64_t base = warp * rows; base < p.rows; base += warps * rows) {
     // A lane a row. In place, the targets' logits of all of them are read before the first is overwritten.
@@ -117,14 +117,15 @@ __global__ void __launch_bounds__(kTeamThreads, kTeamBlocks) team_kernel(const _
 
 // The gradient of short rows from what forward has kept: a lane computes the coefficients of a row.
 template <typename T, unsigned F, Layout kRows>
-__global__ void __launch_bounds__(kTeamThreads, kTeamBlocks) team_backward_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kTeamThreads, kTeamBlocks)
+    team_backward_kernel(const __grid_constant__ ParamsFor<kRows> p) {
   start_in_chain();
   const int lane = static_cast<int>(threadIdx.x & 31);
   const int span = p.geometry.span;
   const int teams = 32 / span, team = lane / span, first = lane % span;
   const int rows = p.geometry.rows;
   const int64_t warps = static_cast<int64_t>(gridDim.x) * (kTeamThreads / 32);
-  const int64_t warp = static_cast<int64_t>(blockIdx.x) * (kTeamThreads / 32) + threadIdx.x / 32;
+  const int64_t warp = static_cast<int64_t>(blockIdx.x) * (kTeamThreads / 32) + warp_of_block();
 #pragma unroll 1
   for (int64_t base = warp * rows; base < p.rows; base += warps * rows) {
     const int64_t mine = base + lane;
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(kTeamThreads, kTeamBlocks) team_backward_kerne
     if (lane < rows && mine < p.rows) {
       const RowTarget target = read_target(p, mine);
       if (target.kind == RowKind::counted) {
-        const float *stats = p.stats.row<const float>(mine);
+        const float *stats = p.stats.template row<const float>(mine);
         own = grad_row(p.math, row_factor(p, mine, target.kind), target.target, {stats[0], stats[p.stats.col_stride]});
       }
     }
