@@ -119,12 +119,13 @@ struct ChunkRefill {
         lead(chunks.begin - first),
         left(on ? chunks.end - first : 0),
         from(chunks.base + static_cast<int64_t>(first) * 16),
-        policy(policy_) {}
+        policy(policy_) {
+    asm("" : "+l"(from));  // computed once
+  }
 
   __device__ __forceinline__ void one(int i) const {
-    if (i * span < left && (kRows == Layout::even || i * span >= lead)) {
-      v[i] = load_with(from + static_cast<int64_t>(i * span) * 16, policy);
-    }
+    const bool on = i * span < left && (kRows == Layout::even || i * span >= lead);
+    load_if(on, from + static_cast<int64_t>(i * span) * 16, policy, v[i]);
   }
   __device__ __forceinline__ void all() const {
 #pragma unroll
@@ -152,9 +153,9 @@ struct NoRefillAt {
 // Adds chunks first, first + span, ... `lane`: of the team; `shifts`: of any team of the warp. `refill`: told of each
 // chunk that is used up.
 template <typename T, unsigned F, Layout kRows, int K, class Refill, class P>
-__device__ __forceinline__ void add_chunks(Partial &part, const P &p, const Chunks<T, kRows> &chunks,
-                                           const uint4 (&v)[K], const uint4 &after, bool shifts, int first, int lane,
-                                           int span, const Refill &refill) {
+__device__ __forceinline__ void add_chunks(Partial &part, const P &p, const Chunks<T, kRows> &chunks, uint4 (&v)[K],
+                                           const uint4 &after, bool shifts, int first, int lane, int span,
+                                           const Refill &refill) {
   static_assert(K % kBatch == 0);
 #pragma unroll
   for (int at = 0; at < K; at += kBatch) {
@@ -164,10 +165,17 @@ __device__ __forceinline__ void add_chunks(Partial &part, const P &p, const Chun
       for (int i = 0; i < kBatch; ++i) refill.from_chunk(at).one(i);
       continue;
     }
+    if constexpr (kRows == Layout::even) {
+      // Where they are: of the gradient, chunks that the row does not have are not stored.
+      uint4(&some)[kBatch] = *reinterpret_cast<uint4(*)[kBatch]>(v + at);
+      chunks.keep_own(first + at * span, team_first, span, some);
+      add_batch<T, F>(part, some, first + at * span, p.classes, p.math, span, refill.from_chunk(at));
+      continue;
+    }
     uint4 some[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) some[i] = v[at + i];
-    if (kRows != Layout::even && shifts) {
+    if (shifts) {
       const uint4 &next = at + kBatch < K ? v[at + kBatch < K ? at + kBatch : 0] : after;
       if (span == 32) {
         to_vectors(lane, chunks.shift, some, next);
@@ -247,22 +255,21 @@ __device__ __forceinline__ void put_chunks(const P &p, const Chunks<T, kRows> &c
   constexpr int lanes = kLanes<T>;
   const int lead = kRows == Layout::even ? 0 : chunks.lead();
   G *const out = p.grad_logits.template row<G>(row) - lead;
-  const int begin = chunks.inner, end = chunks.outer;
+  const int begin = chunks.inner - first, left = chunks.outer - first;
   TargetGrad target;
   const int target_chunk = grad.target < 0 ? -1 : (static_cast<int>(grad.target) + lead) / lanes;
-  if (target_chunk >= max(team_first, begin) && target_chunk < min(team_first + K * span, end)) {
+  if (target_chunk >= max(team_first, chunks.inner) && target_chunk < min(team_first + K * span, chunks.outer)) {
     target = target_of<T, F>(p, lead, first, span, v, grad);
   }
-  G *const at = out + static_cast<int64_t>(first) * lanes;
+  G *at = out + static_cast<int64_t>(first) * lanes;
+  asm("" : "+l"(at));  // computed once
 #pragma unroll
   for (int i = 0; i < K; ++i) {
-    const int k = first + i * span;
-    if (k >= begin && k < end) {
-      float g[lanes];
+    // Also of what is not stored: without a branch one chunk's work is done beside the next's.
+    float g[lanes];
 #pragma unroll
-      for (int lane = 0; lane < lanes; ++lane) g[lane] = grad_of<F>(element<T>(v[i], lane), grad.shift, grad, p.math);
-      GradWriter<T, G, F>::store_vector(at + i * span * lanes, g);
-    }
+    for (int lane = 0; lane < lanes; ++lane) g[lane] = grad_of<F>(element<T>(v[i], lane), grad.shift, grad, p.math);
+    store_if<lanes>(i * span < left && (kRows == Layout::even || i * span >= begin), at + i * span * lanes, g);
     refill.one(i);
   }
   if (target.mine) store_as(out + grad.target + lead, target.value);

@@ -50,6 +50,30 @@ __device__ __forceinline__ float grad_of(float x, float shift, const GradRow &gr
   return fmaf(lifted_exp2<kAny>(x - grad.m, c.exponent, grad.lift), grad.scale, shift);
 }
 
+// Streaming stores of the gradient of 16 bytes of logits, where `on`: no branch surrounds them.
+__device__ __forceinline__ void store_16_if(bool on, void *at, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile(
+      "{\n"
+      ".reg .pred on;\n"
+      "setp.ne.b32 on, %5, 0;\n"
+      "@on st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};\n"
+      "}" ::"l"(at),
+      "r"(a), "r"(b), "r"(c), "r"(d), "r"(static_cast<uint32_t>(on))
+      : "memory");
+}
+template <int kLanes, typename G>
+__device__ __forceinline__ void store_if(bool on, G *at, const float (&g)[kLanes]) {
+  if constexpr (sizeof(G) == 2) {
+    store_16_if(on, at, pack<G>(g[0], g[1]), pack<G>(g[2], g[3]), pack<G>(g[4], g[5]), pack<G>(g[6], g[7]));
+  } else {
+#pragma unroll
+    for (int i = 0; i < kLanes; i += 4) {
+      store_16_if(on, at + i, __float_as_uint(g[i]), __float_as_uint(g[i + 1]), __float_as_uint(g[i + 2]),
+                  __float_as_uint(g[i + 3]));
+    }
+  }
+}
+
 // T: logits, G: gradient (T, or float). Few words, for they stay in registers beside the loads: what the ends of a row
 // need is computed there.
 template <typename T, typename G, unsigned F>
