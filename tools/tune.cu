@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "backward.cuh"
 #include "forward.cuh"
 #include "geometry.hpp"
 #include "kernel_table.cuh"
@@ -107,6 +108,14 @@ Tensor vector_tensor(void *data, Element type, int64_t stride) {
   return t;
 }
 
+// As the library's, for a divisor of few bits.
+Divisor divisor(int64_t d) {
+  int shift = 0;
+  while ((int64_t{1} << shift) < d) ++shift;
+  return {static_cast<uint64_t>((static_cast<unsigned __int128>(1) << (62 + shift)) / static_cast<uint64_t>(d)) + 1, d,
+          shift};
+}
+
 // One shape of the problem, and the kernels of bfloat16 on it.
 class Tuner {
  public:
@@ -129,13 +138,13 @@ class Tuner {
     }
     CHECK(cudaMemcpy(targets_, targets.data(), targets.size() * 8, cudaMemcpyHostToDevice));
     moved_[0] = static_cast<double>(counted * vocab) * sizeof(bf16);
-    moved_[1] = moved_[0] + static_cast<double>(bytes);
+    moved_[1] = moved_[2] = moved_[0] + static_cast<double>(bytes);
     grads_now_.resize(std::min<size_t>(bytes / sizeof(bf16), 1u << 26));
     int device = 0;
     CHECK(cudaGetDevice(&device));
     CHECK(cudaDeviceGetAttribute(&processors_, cudaDevAttrMultiProcessorCount, device));
-    limit_[1] = 2.0 * static_cast<double>(bytes) / 1e6 /
-                median_ms([&] { CHECK(cudaMemcpyAsync(grad_, logits_, bytes, cudaMemcpyDeviceToDevice)); });
+    limit_[1] = limit_[2] = 2.0 * static_cast<double>(bytes) / 1e6 /
+                            median_ms([&] { CHECK(cudaMemcpyAsync(grad_, logits_, bytes, cudaMemcpyDeviceToDevice)); });
     limit_[0] = static_cast<double>(bytes) / 1e6 / median_ms([&] {
                   read_all<<<static_cast<unsigned>(processors_ * 4), 512>>>(reinterpret_cast<const uint4 *>(logits_),
                                                                             static_cast<int64_t>(bytes / 16),
@@ -176,8 +185,9 @@ class Tuner {
     if (vectors > kTeamVectors) rows(vectors, even);
     pieces(vectors);
     if (vectors > kTeamVectors) blocks(vectors, even);
+    if (vectors > kTeamVectors) backward(vectors, even);
     stages(vectors);
-    for (const int what : {0, 1}) std::printf("  best %s: %s\n", kWorks[what], best_name_[what].c_str());
+    for (const int what : {0, 1, 2}) std::printf("  best %s: %s\n", kWorks[what], best_name_[what].c_str());
     std::fflush(stdout);
     return same_;
   }
@@ -188,7 +198,7 @@ class Tuner {
     CHECK(cudaGetLastError());
   }
 
-  static constexpr const char *kWorks[] = {"forward", "loss_and_grad"};
+  static constexpr const char *kWorks[] = {"forward", "loss_and_grad", "backward"};
 
   void teams(int64_t vectors, bool gradient, bool even) {
     const void *kernels[2][2] = {{address(team_kernel<bf16, kPlain, false, Layout::adjacent>),
@@ -230,13 +240,15 @@ class Tuner {
     const int64_t count = rows_ * share_pieces(p_.geometry, kSerial<kForwardBatch>);
     p_.partials = reinterpret_cast<float *>(grad_);
     const void *const split = address(split_kernel<bf16, kPlain, kForwardBatch>);
-    const void *const combine = address(combine_kernel<bf16, kPlain, kForwardBatch>);
+    const void *const combine = address(combine_kernel<bf16, kPlain>);
     const int shared = kSplitWarps * kSerial<kForwardBatch> * kStageBytes<kForwardBatch>;
     resident(split, kSplitWarps * 32, shared);
     void *args[] = {&p_};
     time(false, "pieces", [&] {
       launch(split, ceil_div(count, kSplitWarps), kSplitWarps * 32, shared, args);
-      launch(combine, rows_, 32, 0, args);
+      int serial = kSerial<kForwardBatch>;
+      void *combine_args[] = {&p_, &serial};
+      launch(combine, rows_, 32, 0, combine_args);
     });
   }
 
@@ -249,6 +261,30 @@ class Tuner {
       p_.geometry = {warps, static_cast<int>(ceil_div(vectors, kUnit)), 0, 1, 0, 0};
       time(true, kernel, rows_, warps * 32, 0, "block, warps " + std::to_string(warps));
     }
+  }
+
+  void backward(int64_t vectors, bool even) {
+    const void *const kernel = even ? address(piece_kernel<bf16, kPlain, Layout::even>)
+                                    : address(piece_kernel<bf16, kPlain, Layout::adjacent>);
+    const int units = static_cast<int>(ceil_div(vectors, kUnit));
+    p_.geometry = {1, units, 0, 1, 0, 0};
+    for (const int warps : {1, 2, 4, 8}) {
+      for (int repeats : {1, 2, 3, 4, 8}) {
+        if (warps * (repeats - 1) >= units && warps * repeats > 1) continue;
+        Divisor pieces = divisor(ceil_div(units, warps * repeats));
+        void *args[] = {&p_, &pieces, &repeats};
+        time(2, "pieces, warps " + std::to_string(warps) + ", repeats " + std::to_string(repeats),
+             [&] { launch(kernel, rows_ * pieces.d, warps * 32, 0, args); });
+      }
+    }
+    const void *const old = address(backward_kernel<bf16, bf16, kPlain>);
+    const int64_t batches = ceil_div(vectors, kBatch * 32);
+    int warps = 1;
+    while (warps < kBackwardThreads / 32 && warps * kRepeats < batches) warps *= 2;
+    int pieces = static_cast<int>(ceil_div(batches, int64_t{warps} * kRepeats));
+    void *args[] = {&p_, &pieces, &warps};
+    time(2, "any layout",
+         [&] { launch(old, ceil_div(rows_ * pieces, kBackwardThreads / 32 / warps), kBackwardThreads, 0, args); });
   }
 
   void stages(int64_t vectors) {
@@ -267,13 +303,14 @@ class Tuner {
     }
   }
 
-  void time(bool gradient, const void *kernel, int64_t blocks, int threads, int shared, const std::string &name) {
+  void time(int work, const void *kernel, int64_t blocks, int threads, int shared, const std::string &name) {
     void *args[] = {&p_};
-    time(gradient, name, [&] { launch(kernel, blocks, threads, shared, args); });
+    time(work, name, [&] { launch(kernel, blocks, threads, shared, args); });
   }
 
   template <typename Run>
-  void time(bool gradient, const std::string &name, Run run) {
+  void time(int work, const std::string &name, Run run) {
+    const bool gradient = work != 0;
     bf16 *const grad = over ? logits_ : grad_;
     p_.grad_logits = gradient ? vector_tensor(grad, Element::bf16, vocab_) : Tensor{};
     CHECK(cudaMemset(losses_, 0xff, losses_now_.size() * 8));
@@ -281,21 +318,21 @@ class Tuner {
     const double ms = median_ms(run, [&] {
       if (gradient && over) fill_logits();
     });
-    const double rate = moved_[gradient] / 1e6 / ms;
+    const double rate = moved_[work] / 1e6 / ms;
     char text[128];
-    std::snprintf(text, sizeof text, "%-40s %.4f ms %.0f GB/s %.3f", name.c_str(), ms, rate, rate / limit_[gradient]);
-    if (rate > best_[gradient]) best_[gradient] = rate, best_name_[gradient] = text;
-    if (!best_only) std::printf("  %-14s %s\n", kWorks[gradient], text);
-    check(gradient, grad, name);
+    std::snprintf(text, sizeof text, "%-40s %.4f ms %.0f GB/s %.3f", name.c_str(), ms, rate, rate / limit_[work]);
+    if (rate > best_[work]) best_[work] = rate, best_name_[work] = text;
+    if (!best_only) std::printf("  %-14s %s\n", kWorks[work], text);
+    check(work, grad, name);
     if (gradient && over) fill_logits();
   }
 
-  void check(bool gradient, const bf16 *grad, const std::string &name) {
-    CHECK(cudaMemcpy(losses_now_.data(), losses_, losses_now_.size() * 8, cudaMemcpyDeviceToHost));
-    if (losses_first_.empty()) losses_first_ = losses_now_;
+  void check(int work, const bf16 *grad, const std::string &name) {
     int64_t bad = 0;
+    if (work < 2) CHECK(cudaMemcpy(losses_now_.data(), losses_, losses_now_.size() * 8, cudaMemcpyDeviceToHost));
+    if (losses_first_.empty()) losses_first_ = losses_now_;
     for (size_t i = 0; i < losses_now_.size(); ++i) bad += !(std::fabs(losses_now_[i] - losses_first_[i]) < 1e-5);
-    if (gradient) {
+    if (work != 0) {
       CHECK(cudaMemcpy(grads_now_.data(), grad, grads_now_.size() * sizeof(bf16), cudaMemcpyDeviceToHost));
       if (grads_first_.empty()) grads_first_ = grads_now_;
       for (size_t i = 0; i < grads_now_.size(); ++i) {
@@ -305,8 +342,7 @@ class Tuner {
     }
     if (bad == 0) return;
     same_ = false;
-    std::printf("  WRONG: %lld values of %s (%s) differ\n", static_cast<long long>(bad), name.c_str(),
-                kWorks[gradient]);
+    std::printf("  WRONG: %lld values of %s (%s) differ\n", static_cast<long long>(bad), name.c_str(), kWorks[work]);
   }
 
   int64_t rows_, vocab_;
@@ -316,8 +352,8 @@ class Tuner {
   float *stats_ = nullptr;
   int processors_ = 0;
   Params p_ = {};
-  double moved_[2] = {}, limit_[2] = {}, best_[2] = {};
-  std::string best_name_[2];
+  double moved_[3] = {}, limit_[3] = {}, best_[3] = {};
+  std::string best_name_[3];
   std::vector<double> losses_first_, losses_now_;
   std::vector<bf16> grads_first_, grads_now_;
   bool same_ = true;

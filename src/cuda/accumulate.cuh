@@ -143,6 +143,11 @@ __device__ __forceinline__ Partial sweep(const Params &p, int64_t row, int freed
   return merge_lanes<F>(mine, 32, p.math);
 }
 
+// Of every warp's share of a row, the most pieces.
+__host__ __device__ inline int share_pieces(const Geometry &g, int serial) {
+  return (g.batches + g.warps * serial - 1) / (g.warps * serial);
+}
+
 // By one warp; lane 0 gets the sum of `count` <= 32 partials.
 template <unsigned F>
 __device__ __forceinline__ Partial merge_warps(const float *partials, int count, const Constants &c) {

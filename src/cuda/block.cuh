@@ -61,7 +61,42 @@ __device__ __forceinline__ void put_block_row(const P &p, const Chunks<T, kRows>
     if (p.vocab == p.classes) return;
     from = ends.rest;
   }
-  put_rest<T, G, F>(p, row, lead, from + static_cast<int>(threadIdx.x), p.geometry.warps * 32, grad);
+  put_rest<T, G, F>(p, row, lead, from + static_cast<int>(threadIdx.x), INT32_MAX, p.geometry.warps * 32, grad);
+}
+
+// A warp's units of a row, lanes not merged; `v` holds the kept one at the end. load_first_unit() has come before.
+template <typename T, unsigned F, Layout kRows, class P>
+__device__ __forceinline__ Partial sweep_units(const P &p, const Chunks<T, kRows> &chunks, int warp,
+                                               uint4 (&v)[kHeld]) {
+  const int lane = static_cast<int>(threadIdx.x & 31), warps = p.geometry.warps;
+  // Unit u of the first `front` ones is warp u % warps's; and warp w keeps unit front + w.
+  const int front = max(0, p.geometry.batches - warps), kept = front + warp;
+  const bool one_more = kRows != Layout::even && lane == 0 && chunks.shift != 0;
+  int unit = warp < front ? warp : kept;
+  uint4 after = {};
+  Partial part;
+#pragma unroll 1
+  while (true) {
+    const int first = unit * kUnit + lane;
+    if (one_more) chunks.load(first + kUnit, kReadOnce, after);
+    chunks.settle(p, first, unit * kUnit, 32, one_more, v, after);
+    const int next = unit + warps < front ? unit + warps : kept;
+    const ChunkRefill<T, kRows, kHeld> refill(chunks, next * kUnit + lane, 32, next == kept ? kReadOnce : kReadAgain,
+                                              unit != kept, v);
+    add_chunks<T, F>(part, p, chunks, v, after, chunks.shift != 0, first, lane, 32, refill);
+    if (unit == kept) return part;
+    unit = next;
+  }
+}
+
+template <typename T, Layout kRows, class P>
+__device__ __forceinline__ void load_first_unit(const P &p, const Chunks<T, kRows> &chunks, int warp,
+                                                uint4 (&v)[kHeld]) {
+  const int front = max(0, p.geometry.batches - p.geometry.warps);
+  const bool again = warp < front;
+  const int first = (again ? warp : front + warp) * kUnit + static_cast<int>(threadIdx.x & 31);
+  hold_anything(v);
+  ChunkRefill<T, kRows, kHeld>(chunks, first, 32, again ? kReadAgain : kReadOnce, true, v).all();
 }
 
 // A block of `warps` warps a row.
@@ -69,9 +104,7 @@ template <typename T, unsigned F, Layout kRows>
 __global__ void __launch_bounds__(kHeldThreads, 1) block_kernel(const __grid_constant__ ParamsFor<kRows> p) {
   __shared__ float shared[2][kHeldThreads / 32 * kPartialWords<F>];
   let_next_start();
-  const int lane = static_cast<int>(threadIdx.x & 31), warp = warp_of_block();
-  // Unit u of the first `front` ones is warp u % warps's; and warp w keeps unit front + w.
-  const int warps = p.geometry.warps, front = max(0, p.geometry.batches - warps), kept = front + warp;
+  const int lane = static_cast<int>(threadIdx.x & 31), warp = warp_of_block(), warps = p.geometry.warps;
   int turn = 0;
 #pragma unroll 1
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
@@ -83,30 +116,15 @@ __global__ void __launch_bounds__(kHeldThreads, 1) block_kernel(const __grid_con
       continue;
     }
     const Chunks<T, kRows> chunks(p, row);
-    const bool one_more = kRows != Layout::even && lane == 0 && chunks.shift != 0;
-    int unit = warp < front ? warp : kept;
-    uint4 v[kHeld], after = {};
-    hold_anything(v);
-    ChunkRefill<T, kRows, kHeld>(chunks, unit * kUnit + lane, 32, unit == kept ? kReadOnce : kReadAgain, true, v).all();
+    uint4 v[kHeld];
+    load_first_unit(p, chunks, warp, v);
     const float value = threadIdx.x == 0 ? target_value<T, F>(p, row, target) : 0.0f;
     const Ends<T> ends(p, chunks);
     float end = 0.0f;
     if (kRows != Layout::even && warp == 0 && lane < ends.count && (kRows != Layout::any || p.logits.col_stride == 1)) {
       end = to_float(chunks.row[ends.column(lane)]);
     }
-    Partial part;
-#pragma unroll 1
-    while (true) {
-      const int first = unit * kUnit + lane;
-      if (one_more) chunks.load(first + kUnit, kReadOnce, after);
-      chunks.settle(p, first, unit * kUnit, 32, one_more, v, after);
-      const int next = unit + warps < front ? unit + warps : kept;
-      const ChunkRefill<T, kRows, kHeld> refill(chunks, next * kUnit + lane, 32, next == kept ? kReadOnce : kReadAgain,
-                                                unit != kept, v);
-      add_chunks<T, F>(part, p, chunks, v, after, chunks.shift != 0, first, lane, 32, refill);
-      if (unit == kept) break;
-      unit = next;
-    }
+    Partial part = sweep_units<T, F>(p, chunks, warp, v);
     // Behind the sweep, which needs nothing of the launch before.
     wait_for_previous();
     const RowFactor factor = row_factor(p, row, target.kind);
@@ -128,6 +146,22 @@ __global__ void __launch_bounds__(kHeldThreads, 1) block_kernel(const __grid_con
     }
     if (threadIdx.x == 0) write_counted<F, false>(p, row, target.kind, value, part);
   }
+}
+
+// For few rows: a block of one warp for each of a row's. Leaves their partials in the workspace, for combine_kernel;
+// the gradient is another launch.
+template <typename T, unsigned F, Layout kRows>
+__global__ void __launch_bounds__(32) block_shares_kernel(const __grid_constant__ ParamsFor<kRows> p) {
+  start_in_chain();
+  const int warps = p.geometry.warps;
+  const int64_t row = blockIdx.x / warps;
+  const int warp = static_cast<int>(blockIdx.x % warps);
+  if (read_target(p, row).kind == RowKind::ignored) return;  // nobody reads its partials
+  const Chunks<T, kRows> chunks(p, row);
+  uint4 v[kHeld];
+  load_first_unit(p, chunks, warp, v);
+  const Partial part = merge_lanes<F>(sweep_units<T, F>(p, chunks, warp, v), 32, p.math);
+  if ((threadIdx.x & 31) == 0) store_partial<F>(p.partials + blockIdx.x * kPartialWords<F>, 1, part);
 }
 
 }  // namespace xent::cuda

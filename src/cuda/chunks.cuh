@@ -170,24 +170,24 @@ __device__ __forceinline__ void add_chunks(Partial &part, const P &p, const Chun
       uint4(&some)[kBatch] = *reinterpret_cast<uint4(*)[kBatch]>(v + at);
       chunks.keep_own(first + at * span, team_first, span, some);
       add_batch<T, F>(part, some, first + at * span, p.classes, p.math, span, refill.from_chunk(at));
-      continue;
-    }
-    uint4 some[kBatch];
+    } else {
+      uint4 some[kBatch];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) some[i] = v[at + i];
-    if (shifts) {
-      const uint4 &next = at + kBatch < K ? v[at + kBatch < K ? at + kBatch : 0] : after;
-      if (span == 32) {
-        to_vectors(lane, chunks.shift, some, next);
-      } else {
+      for (int i = 0; i < kBatch; ++i) some[i] = v[at + i];
+      if (shifts) {
+        const uint4 &next = at + kBatch < K ? v[at + kBatch < K ? at + kBatch : 0] : after;
+        if (span == 32) {
+          to_vectors(lane, chunks.shift, some, next);
+        } else {
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          some[i] = shifted(v[at + i], i + 1 < kBatch ? v[at + i + 1] : next, chunks.shift, lane, span);
+          for (int i = 0; i < kBatch; ++i) {
+            some[i] = shifted(v[at + i], i + 1 < kBatch ? v[at + i + 1] : next, chunks.shift, lane, span);
+          }
         }
       }
+      chunks.keep_own(first + at * span, team_first, span, some);
+      add_batch<T, F>(part, some, first + at * span, p.classes, p.math, span, refill.from_chunk(at));
     }
-    chunks.keep_own(first + at * span, team_first, span, some);
-    add_batch<T, F>(part, some, first + at * span, p.classes, p.math, span, refill.from_chunk(at));
   }
 }
 
@@ -275,14 +275,15 @@ __device__ __forceinline__ void put_chunks(const P &p, const Chunks<T, kRows> &c
   if (target.mine) store_as(out + grad.target + lead, target.value);
 }
 
-// Vectors k, k + step, ... to the row's end, read again: rows whose gradient is not plain, or lies otherwise than the
-// logits, and the padding that is beyond the chunks of a team.
+// Vectors k, k + step, ... that are before `stop` and the row's, read again: rows whose gradient is not plain, or lies
+// otherwise than the logits, and the padding that is beyond the chunks of a team.
 template <typename T, typename G, unsigned F, class P>
-__device__ __forceinline__ void put_rest(const P &p, int64_t row, int lead, int k, int step, const GradRow &grad) {
+__device__ __forceinline__ void put_rest(const P &p, int64_t row, int lead, int k, int stop, int step,
+                                         const GradRow &grad) {
   const GradWriter<T, G, F> writer(p, row, grad.target, lead);
   const RowReader<T> reader = writer.reader(p, row);
 #pragma unroll 1
-  for (; k < writer.vectors(p); k += step) {
+  for (; k < min(writer.vectors(p), stop); k += step) {
     uint4 one[1] = {empty_vector<T>()};
     if (!grad.zero) reader.load(k, one);
     writer.put_edge(p, k, one[0], grad);

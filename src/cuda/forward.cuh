@@ -18,14 +18,46 @@ namespace xent::cuda {
 // Of an SM, and of a block at most; 80 registers a thread.
 inline constexpr int kRowThreads = 768;
 
+// A warp's pieces of a row: `piece`, piece + step, ... Leaves their partials in `partials`, an array of the row's.
+template <typename T, unsigned F, Layout kRows, class P>
+__device__ __forceinline__ void sweep_pieces(const P &p, const Chunks<T, kRows> &chunks, int piece, int step,
+                                             float *partials) {
+  constexpr int N = kForwardBatch, kSpan = N * 32, kEach = kSerial<N>;
+  const int lane = static_cast<int>(threadIdx.x & 31), batches = p.geometry.batches;
+  const bool one_more = kRows != Layout::even && lane == 0 && chunks.shift != 0;
+  int batch = piece * kEach;
+  if (batch >= batches) return;
+  uint4 v[N], after = {};
+  hold_anything(v);
+  ChunkRefill<T, kRows, N>(chunks, batch * kSpan + lane, 32, kReadOnce, true, v).all();
+  Partial part;
+#pragma unroll 1
+  while (true) {
+    const int first = batch * kSpan + lane;
+    if (one_more) chunks.load(first + kSpan, kReadOnce, after);
+    chunks.settle(p, first, batch * kSpan, 32, one_more, v, after);
+    const bool ends = (batch + 1) % kEach == 0 || batch + 1 == batches;
+    const int next = ends ? (batch / kEach + step) * kEach : batch + 1;
+    if (kRows != Layout::even && chunks.shift != 0) to_vectors(lane, chunks.shift, v, after);
+    chunks.keep_own(first, batch * kSpan, 32, v);
+    const ChunkRefill<T, kRows, N> refill(chunks, next * kSpan + lane, 32, kReadOnce, next < batches, v);
+    add_batch<T, F>(part, v, first, p.classes, p.math, 32, refill);
+    if (ends) {
+      part = merge_lanes<F>(part, 32, p.math);
+      if (lane == 0) store_partial<F>(partials + batch / kEach * kPartialWords<F>, 1, part);
+      part = Partial();
+    }
+    if (next >= batches) break;
+    batch = next;
+  }
+}
+
 template <typename T, unsigned F, Layout kRows>
 __global__ void __launch_bounds__(kRowThreads, 1) row_kernel(const __grid_constant__ ParamsFor<kRows> p) {
-  constexpr int N = kForwardBatch, kSpan = N * 32, kEach = kSerial<N>;
   extern __shared__ float partials[];  // of the row's pieces
   start_in_chain();
   const int lane = static_cast<int>(threadIdx.x & 31), warp = warp_of_block();
-  const int warps = static_cast<int>(blockDim.x / 32);
-  const int batches = p.geometry.batches, pieces = (batches + kEach - 1) / kEach;
+  const int pieces = share_pieces(p.geometry, kSerial<kForwardBatch>);
 #pragma unroll 1
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
     const RowTarget target = read_target(p, row);
@@ -33,36 +65,8 @@ __global__ void __launch_bounds__(kRowThreads, 1) row_kernel(const __grid_consta
       if (threadIdx.x == 0) write_ignored(p, row);
       continue;
     }
-    const Chunks<T, kRows> chunks(p, row);
-    const bool one_more = kRows != Layout::even && lane == 0 && chunks.shift != 0;
-    int batch = warp * kEach;
-    float value = 0.0f;
-    if (batch < batches) {
-      uint4 v[N], after = {};
-      hold_anything(v);
-      ChunkRefill<T, kRows, N>(chunks, batch * kSpan + lane, 32, kReadOnce, true, v).all();
-      if (threadIdx.x == 0) value = target_value<T, F>(p, row, target);
-      Partial part;
-#pragma unroll 1
-      while (true) {
-        const int first = batch * kSpan + lane;
-        if (one_more) chunks.load(first + kSpan, kReadOnce, after);
-        chunks.settle(p, first, batch * kSpan, 32, one_more, v, after);
-        const bool ends = (batch + 1) % kEach == 0 || batch + 1 == batches;
-        const int next = ends ? (batch / kEach + warps) * kEach : batch + 1;
-        if (kRows != Layout::even && chunks.shift != 0) to_vectors(lane, chunks.shift, v, after);
-        chunks.keep_own(first, batch * kSpan, 32, v);
-        const ChunkRefill<T, kRows, N> refill(chunks, next * kSpan + lane, 32, kReadOnce, next < batches, v);
-        add_batch<T, F>(part, v, first, p.classes, p.math, 32, refill);
-        if (ends) {
-          part = merge_lanes<F>(part, 32, p.math);
-          if (lane == 0) store_partial<F>(partials + batch / kEach * kPartialWords<F>, 1, part);
-          part = Partial();
-        }
-        if (next >= batches) break;
-        batch = next;
-      }
-    }
+    const float value = threadIdx.x == 0 ? target_value<T, F>(p, row, target) : 0.0f;
+    sweep_pieces<T, F>(p, Chunks<T, kRows>(p, row), warp, static_cast<int>(blockDim.x / 32), partials);
     __syncthreads();
     if (warp == 0) {
       Partial total;
@@ -75,6 +79,17 @@ __global__ void __launch_bounds__(kRowThreads, 1) row_kernel(const __grid_consta
     }
     if (row + gridDim.x < p.rows) __syncthreads();
   }
+}
+
+// For few rows: a block of one warp for each piece. Leaves their partials in the workspace, for combine_kernel.
+template <typename T, unsigned F, Layout kRows>
+__global__ void __launch_bounds__(32) row_pieces_kernel(const __grid_constant__ ParamsFor<kRows> p) {
+  start_in_chain();
+  const int pieces = share_pieces(p.geometry, kSerial<kForwardBatch>);
+  const int64_t row = blockIdx.x / pieces;
+  const int piece = static_cast<int>(blockIdx.x % pieces);
+  if (read_target(p, row).kind == RowKind::ignored) return;  // nobody reads its partials
+  sweep_pieces<T, F>(p, Chunks<T, kRows>(p, row), piece, pieces, p.partials + row * pieces * kPartialWords<F>);
 }
 
 }  // namespace xent::cuda

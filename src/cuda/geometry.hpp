@@ -60,6 +60,18 @@ inline int64_t forward_blocks(int64_t rows, int64_t row_bytes, int64_t resident)
   return std::max(std::min(rows, resident), ceil_div(rows, each));
 }
 
+// A piece of a row for a block of backward.
+struct PieceShape {
+  int warps;
+  int repeats;  // units of each
+};
+
+inline PieceShape piece_shape(int64_t vectors, int unit_vectors, int most_warps) {
+  const int64_t units = ceil_div(vectors, unit_vectors);
+  const int64_t repeats = 2;
+  return {static_cast<int>(std::min<int64_t>(most_warps, ceil_div(units, repeats))), static_cast<int>(repeats)};
+}
+
 // Rows that a warp of teams takes at once, where `warps` of them run at once.
 inline int team_rows(int64_t rows, int span, int64_t warps) {
   const int64_t most = span <= 8 ? 32 : 16;

@@ -4,6 +4,7 @@
 // Instantiates the kernels of one type: one translation unit a type, so that they compile side by side.
 #pragma once
 
+#include "backward.cuh"
 #include "block.cuh"
 #include "forward.cuh"
 #include "kernel_table.hpp"
@@ -36,7 +37,7 @@ struct Kernels {
   static SweepKernels sweep(const void *const (&rows)[kFeatureSets]) {
     SweepKernels kernels = {{},
                             {address(split_kernel<T, kF, N>)...},
-                            {address(combine_kernel<T, kF, N>)...},
+                            {address(combine_kernel<T, kF>)...},
                             {{address(team_kernel<T, features_of(Layout::any, kF), kGrad, Layout::any>)...},
                              {address(team_kernel<T, features_of(Layout::adjacent, kF), kGrad, Layout::adjacent>)...},
                              {address(team_kernel<T, kF, kGrad, Layout::even>)...}}};
@@ -54,8 +55,17 @@ struct Kernels {
         {{address(block_kernel<T, features_of(Layout::any, kF), Layout::any>)...},
          {address(block_kernel<T, features_of(Layout::adjacent, kF), Layout::adjacent>)...},
          {address(block_kernel<T, kF, Layout::even>)...}},
+        {{},
+         {address(row_pieces_kernel<T, kF, Layout::adjacent>)...},
+         {address(row_pieces_kernel<T, kF, Layout::even>)...}},
+        {{},
+         {address(block_shares_kernel<T, kF, Layout::adjacent>)...},
+         {address(block_shares_kernel<T, kF, Layout::even>)...}},
         {{address(backward_kernel<T, T, kPlain>), address(backward_kernel<T, float, kPlain>)},
          {address(backward_kernel<T, T, kSoftcap>), address(backward_kernel<T, float, kSoftcap>)}},
+        {{},
+         {address(piece_kernel<T, kPlain, Layout::adjacent>), address(piece_kernel<T, kSoftcap, Layout::adjacent>)},
+         {address(piece_kernel<T, kPlain, Layout::even>), address(piece_kernel<T, kSoftcap, Layout::even>)}},
         {{address(team_backward_kernel<T, kPlain, Layout::any>),
           address(team_backward_kernel<T, kSoftcap, Layout::any>)},
          {address(team_backward_kernel<T, kPlain, Layout::adjacent>),

@@ -14,7 +14,7 @@ enum class Layout {
   any,
   adjacent,  // one stride apart, what comes one a row too, columns adjacent, and a gradient of their type that lies so
              // too and begins in every row where the logits do between two multiples of 16 bytes
-  even,  // and all are whole aligned vectors of 16 bytes, and the gradient has no padding: nearly every call
+  even,      // and all are whole aligned vectors of 16 bytes, and the gradient has no padding: nearly every call
 };
 inline constexpr int kLayouts = 3;
 
@@ -28,10 +28,13 @@ struct SweepKernels {
 
 struct KernelTable {
   SweepKernels forward, both;
-  const void *row[kLayouts][kFeatureSets];    // forward: a block a row; of any layout there is none
-  const void *block[kLayouts][kFeatureSets];  // loss and gradient
-  const void *backward[2][2];                 // [softcap][float32 gradient]
-  const void *team_backward[kLayouts][2];     // [][softcap]
+  const void *row[kLayouts][kFeatureSets];           // forward: a block a row; of any layout there is none
+  const void *block[kLayouts][kFeatureSets];         // loss and gradient
+  const void *row_pieces[kLayouts][kFeatureSets];    // few rows of either, whose parts combine_kernel puts together;
+  const void *block_shares[kLayouts][kFeatureSets];  // of any layout there are none
+  const void *backward[2][2];                        // [softcap][float32 gradient]
+  const void *piece[kLayouts][2];                    // [][softcap]: backward; of any layout there is none
+  const void *team_backward[kLayouts][2];            // the same, of short rows
 };
 
 extern const KernelTable kKernelsF32, kKernelsF16, kKernelsBf16;

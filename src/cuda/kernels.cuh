@@ -10,7 +10,6 @@
 //   split_kernel     a warp for each piece of a row, for few rows: leaves its partial in the workspace.
 //   combine_kernel   a block a row: merges them and writes the row's outputs, with the bits of the first two. (With the
 //                    sums over rows done by its last block, 3 us slower than with a launch for them.)
-//   backward_kernel  a block for each stretch of columns of a row: logits read once, gradient written once.
 //
 // Blocks are small, several an SM in different phases: while one merges, the others load and store.
 #pragma once
@@ -195,11 +194,6 @@ __global__ void __launch_bounds__(kBothThreads, 1) both_kernel(const __grid_cons
 inline constexpr int kSplitWarps = 4;
 inline constexpr int kCombineWarps = 8;
 
-// Of every warp's share of a row, the most pieces.
-__host__ __device__ inline int share_pieces(const Geometry &g, int serial) {
-  return (g.batches + g.warps * serial - 1) / (g.warps * serial);
-}
-
 // N: the batch of the kernel whose bits it gives.
 template <typename T, unsigned F, int N>
 __global__ void __launch_bounds__(kSplitWarps * 32) split_kernel(const __grid_constant__ Params p) {
@@ -225,8 +219,9 @@ __global__ void __launch_bounds__(kSplitWarps * 32) split_kernel(const __grid_co
   if (share.lane == 0) store_partial<F>(p.partials + piece * kPartialWords<F>, 1, part);
 }
 
-template <typename T, unsigned F, int N>
-__global__ void __launch_bounds__(kCombineWarps * 32) combine_kernel(const __grid_constant__ Params p) {
+// `serial`: batches, or units, of a warp's share that are one piece.
+template <typename T, unsigned F>
+__global__ void __launch_bounds__(kCombineWarps * 32) combine_kernel(const __grid_constant__ Params p, int serial) {
   __shared__ float shared[32 * kPartialWords<F>];
   start_in_chain();
   const int64_t row = blockIdx.x;
@@ -236,57 +231,31 @@ __global__ void __launch_bounds__(kCombineWarps * 32) combine_kernel(const __gri
     return;
   }
   const float value = threadIdx.x == 0 ? target_value<T, F>(p, row, target) : 0.0f;
-  const int warps = p.geometry.warps, most = share_pieces(p.geometry, kSerial<N>);
+  const int warps = p.geometry.warps, most = share_pieces(p.geometry, serial);
   const float *const partials = p.partials + row * warps * most * kPartialWords<F>;
   Partial total;
-  for (int warp = static_cast<int>(threadIdx.x) / 32; warp < warps; warp += static_cast<int>(blockDim.x) / 32) {
-    const Share share(p, warp);
-    const int pieces = (share.count + kSerial<N> - 1) / kSerial<N>;
-    total = Partial();
-    for (int piece = share.lane; piece < pieces; piece += 32) {
-      const Partial part = load_partial<F>(partials + (piece * warps + warp) * kPartialWords<F>, 1);
-      total = piece < 32 ? part : add_up<F>(total, part, p.math);
-    }
-    if (pieces > 1) total = merge_lanes<F>(total, 32, p.math);
-    if (share.lane == 0) store_partial<F>(shared + warp * kPartialWords<F>, 1, total);
-  }
-  if (warps > 1) {
-    __syncthreads();
+  if (most == 1) {
     if (threadIdx.x >= 32) return;
-    total = merge_warps<F>(shared, warps, p.math);
+    total = merge_warps<F>(partials, min(warps, p.geometry.batches), p.math);
+  } else {
+    for (int warp = static_cast<int>(threadIdx.x) / 32; warp < warps; warp += static_cast<int>(blockDim.x) / 32) {
+      const Share share(p, warp);
+      const int pieces = (share.count + serial - 1) / serial;
+      total = Partial();
+      for (int piece = share.lane; piece < pieces; piece += 32) {
+        const Partial part = load_partial<F>(partials + (piece * warps + warp) * kPartialWords<F>, 1);
+        total = piece < 32 ? part : add_up<F>(total, part, p.math);
+      }
+      if (pieces > 1) total = merge_lanes<F>(total, 32, p.math);
+      if (share.lane == 0) store_partial<F>(shared + warp * kPartialWords<F>, 1, total);
+    }
+    if (warps > 1) {
+      __syncthreads();
+      if (threadIdx.x >= 32) return;
+      total = merge_warps<F>(shared, warps, p.math);
+    }
   }
   if (threadIdx.x == 0) write_counted<F>(p, row, target.kind, value, total);
-}
-
-inline constexpr int kBackwardThreads = 256;
-inline constexpr int kRepeats = 4;  // batches a warp: the coefficients of a row cost as much as a batch
-
-// `warps` (a power of two up to the block's) write one piece of a row: warps * kRepeats batches.
-template <typename T, typename G, unsigned F>
-__global__ void __launch_bounds__(kBackwardThreads, 3)
-    backward_kernel(const __grid_constant__ Params p, int pieces, int warps) {
-  start_in_chain();
-  const int group = static_cast<int>(threadIdx.x) / (warps * 32);
-  const int warp = static_cast<int>(threadIdx.x) / 32 - group * warps;
-  const int groups = kBackwardThreads / 32 / warps;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * groups;
-  for (int64_t at = static_cast<int64_t>(blockIdx.x) * groups + group; at < p.rows * pieces; at += step) {
-    const int64_t row = at / pieces;
-    const int piece = static_cast<int>(at - row * pieces);
-    const RowTarget target = read_target(p, row);
-    const GradWriter<T, G, F> writer(p, row, target.target);
-    GradRow grad = {true};
-    if (target.kind == RowKind::counted) {
-      const float *stats = p.stats.row<const float>(row);
-      grad = grad_row(p.math, row_factor(p, row, target.kind), target.target, {stats[0], stats[p.stats.col_stride]});
-    }
-#pragma unroll 1
-    for (int repeat = 0; repeat < kRepeats; ++repeat) {
-      const int batch = (piece * kRepeats + repeat) * warps + warp;
-      if (batch * (kBatch * 32) >= writer.vectors(p)) break;
-      writer.write(p, row, batch, static_cast<int>(threadIdx.x & 31), grad);
-    }
-  }
 }
 
 }  // namespace xent::cuda

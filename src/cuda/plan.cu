@@ -120,8 +120,8 @@ xent_status Plan::load(xent_error *err) {
   for (const void *kernel :
        {kernels_->backward[capped][0], kernels_->backward[capped][1], address(reduce_rows_kernel),
         address(reduce_chunks_kernel), kRanksKernels[feature_set_], kernels_->team_backward[0][capped],
-        kernels_->team_backward[1][capped], kernels_->team_backward[2][capped], kEmptyKernel,
-        scale_kernel_for(element_of(type)), scale_kernel_for(Element::f32)}) {
+        kernels_->team_backward[1][capped], kernels_->team_backward[2][capped], kernels_->piece[1][capped],
+        kernels_->piece[2][capped], kEmptyKernel, scale_kernel_for(element_of(type)), scale_kernel_for(Element::f32)}) {
     if (status == XENT_OK) status = load_kernel(kernel, 0, err);
   }
   forward_.space = workspace(forward_);
@@ -140,7 +140,7 @@ Plan::Workspace Plan::workspace(const Sweep &sweep) const {
   const size_t words = static_cast<size_t>(partial_words_);
   if (options_.reduction != XENT_REDUCTION_NONE) space.row_loss = reserve(rows * sizeof(double));
   space.chunks = reserve(static_cast<size_t>(ceil_div(options_.max_rows, kRowsPerBlock)) * sizeof(RowSums));
-  const size_t split_rows = static_cast<size_t>(sweep.split_rows);
+  const size_t split_rows = static_cast<size_t>(std::max(sweep.split_rows, sweep.part_rows));
   space.partials = reserve(split_rows * static_cast<size_t>(sweep.pieces) * words * sizeof(float));
   if (sweep.gradient) {
     space.divisor = reserve(sizeof(float));
@@ -197,8 +197,18 @@ xent_status Plan::gradient(const Params &params, bool follows, void *stream, xen
     return run_teams(kernels_->team_backward[static_cast<int>(layout)][options_.softcap != 0.0 ? 1 : 0], p, follows,
                      stream, err);
   }
+  const int capped = options_.softcap != 0.0 ? 1 : 0;
+  if (const void *const kernel = kernels_->piece[static_cast<int>(
+          layout_of(p, static_cast<int64_t>(element_size(options_.logits_dtype))))][capped]) {
+    const PieceShape shape = piece_shape(held, kUnit, kPieceThreads / 32);
+    p.geometry.batches = static_cast<int>(ceil_div(held, kUnit));
+    Divisor pieces = divisor_of(ceil_div(p.geometry.batches, int64_t{shape.warps} * shape.repeats));
+    int repeats = shape.repeats;
+    void *args[] = {&p, &pieces, &repeats};
+    return launch(kernel, p.rows * pieces.d, shape.warps * 32, 0, follows, args, stream, "piece kernel", err);
+  }
   const bool wide = lanes_ == 8 && p.grad_logits.type == Element::f32;
-  const void *kernel = kernels_->backward[options_.softcap != 0.0 ? 1 : 0][wide ? 1 : 0];
+  const void *kernel = kernels_->backward[capped][wide ? 1 : 0];
   const int64_t vectors = ceil_div(options_.vocab + lanes_ - 1, lanes_);  // a misaligned row begins inside a vector
   const int64_t batches = ceil_div(vectors, kBatch * 32);
   int warps = 1;
@@ -281,7 +291,7 @@ xent_status Plan::loss_and_grad(const xent_problem &problem, xent_error *err) co
   if (own_divisor) p.own_divisor = reinterpret_cast<float *>(workspace + both_.space.divisor);
   int what = p.row_counts.data != nullptr ? kReduceCounts : 0;
   if (p.reduction != XENT_REDUCTION_NONE) what |= kReduceLoss | kReduceDivisor;
-  if (both_.splits(p.rows, nullptr)) {
+  if (both_.splits(p.rows, layout_of(p, static_cast<int64_t>(element_size(options_.logits_dtype))))) {
     if (p.stats.data == nullptr) {
       p.stats.data = workspace + both_.space.stats;
       p.stats.rank = 1;

@@ -40,15 +40,17 @@ class Plan {
     const void *rows = nullptr;   // the stream: a warp or a block a row
     const void *split = nullptr;  // the pieces of a row on different SMs
     const void *combine = nullptr;
-    const void *held[kLayouts] = {};  // rows in registers; beside forward's stream a block a row, where there is one
+    const void *held[kLayouts] = {};   // rows in registers; beside forward's stream a block a row, where there is one
+    const void *parts[kLayouts] = {};  // few rows of such: the parts of a row on different SMs
     size_t shared = 0, held_shared = 0, split_shared = 0;
     int blocks = 0;
     int pieces = 0;
-    int64_t split_rows = 0;  // up to here it splits; rows that a block can have up to block_split_rows
-    int64_t block_split_rows = 0;
+    int64_t split_rows = 0, part_rows = 0;  // up to here they are few
     Workspace space;
-    bool splits(int64_t count, const void *row_kernel) const {
-      return count > 0 && count <= (row_kernel == nullptr ? split_rows : block_split_rows);
+    int serial = 0;  // batches, or units, of a warp's share that are one piece
+    bool splits(int64_t count, Layout layout) const {
+      const int at = static_cast<int>(layout);
+      return count > 0 && count <= (parts[at] != nullptr ? part_rows : held[at] == nullptr ? split_rows : 0);
     }
   };
 

@@ -21,8 +21,9 @@ constexpr int64_t kSplitBytes = 1024 * 1024;
 constexpr size_t kMostRowShared = 32 * 1024;
 // Rows an SM that are few: the stream's warps, or blocks, do not fill the device.
 constexpr int kFewForward = 8, kFewBoth = 2;
-// Rows that are so few, and of more pieces than a block has warps, that many SMs are sooner done with their pieces.
-constexpr int kFewBlocks = 40, kBlockPieces = kRowThreads / 32;
+// Rows that are so few, and of so many parts, that many SMs are sooner done with them, and with a launch more, than a
+// block for each: forward up to kFewBlocks of more pieces than a block has warps, the one pass up to a row an SM.
+constexpr int kFewBlocks = 40, kRowParts = kRowThreads / 32 + 1, kBlockParts = 12;
 
 }  // namespace
 
@@ -38,13 +39,26 @@ xent_status Plan::prepare(Sweep &sweep, const SweepKernels &kernels, xent_error 
       return XENT_OK;
     }
   }
+  const int64_t most_rows = std::min<int64_t>(options_.max_rows, sweep.gradient ? processors_ : kFewBlocks);
+  if (path == Path::block) {
+    sweep.pieces = sweep.shape.warps;
+    sweep.serial = sweep.shape.batches;
+    sweep.combine = kernels.combine[feature_set_];
+    const xent_status status = load_kernel(sweep.combine, 0, err);
+    if (status != XENT_OK) return status;
+  }
+  if (path != Path::team && sweep.pieces >= (sweep.gradient ? kBlockParts : kRowParts)) sweep.part_rows = most_rows;
   for (int layout = 0; layout < kLayouts; ++layout) {
     const void *const kernel = path == Path::stream ? kernels_->row[layout][feature_set_]
                                : path == Path::team ? kernels.team[layout][feature_set_]
                                                     : kernels_->block[layout][feature_set_];
     if (kernel == nullptr) continue;
     sweep.held[layout] = kernel;
-    const xent_status status = load_kernel(kernel, 0, err);
+    xent_status status = load_kernel(kernel, 0, err);
+    if (sweep.part_rows > 0) {
+      sweep.parts[layout] = (path == Path::block ? kernels_->block_shares : kernels_->row_pieces)[layout][feature_set_];
+      if (status == XENT_OK && sweep.parts[layout] != nullptr) status = load_kernel(sweep.parts[layout], 0, err);
+    }
     if (status != XENT_OK) return status;
   }
   return XENT_OK;
@@ -56,13 +70,13 @@ xent_status Plan::prepare_stream(Sweep &sweep, const SweepKernels &kernels, xent
   sweep.split = kernels.split[feature_set_];
   sweep.combine = kernels.combine[feature_set_];
   const int batch = sweep.gradient ? kBatch : kForwardBatch;
-  const int serial = serial_of(batch);
-  sweep.pieces = shape.warps * share_pieces(geometry_of(shape), serial);
+  sweep.serial = serial_of(batch);
+  sweep.pieces = shape.warps * share_pieces(geometry_of(shape), sweep.serial);
   const int block_warps = shape.warps / shape.cluster;
   if (sweep.gradient) {
     sweep.shared = static_cast<size_t>(block_warps * kRingBytes<kBatch> + slot_bytes(shape.warps, partial_words_));
   }
-  sweep.split_shared = static_cast<size_t>(kSplitWarps * serial * (batch * 32 + 1) * 16);
+  sweep.split_shared = static_cast<size_t>(kSplitWarps * sweep.serial * (batch * 32 + 1) * 16);
   xent_status status = load_kernel(sweep.rows, sweep.shared, err);
   if (status == XENT_OK) status = load_kernel(sweep.split, sweep.split_shared, err);
   if (status == XENT_OK) status = load_kernel(sweep.combine, 0, err);
@@ -77,7 +91,6 @@ xent_status Plan::prepare_stream(Sweep &sweep, const SweepKernels &kernels, xent
     const int64_t row_bytes = int64_t{sweep.pieces} * partial_words_ * static_cast<int64_t>(sizeof(float));
     const int64_t few = int64_t{processors_} * (sweep.gradient ? kFewBoth : kFewForward);
     sweep.split_rows = std::min({few, kSplitBytes / row_bytes, options_.max_rows});
-    if (sweep.pieces > kBlockPieces) sweep.block_split_rows = std::min<int64_t>(sweep.split_rows, kFewBlocks);
   }
   return XENT_OK;
 }
@@ -87,16 +100,22 @@ xent_status Plan::prepare_stream(Sweep &sweep, const SweepKernels &kernels, xent
 xent_status Plan::run(const Sweep &sweep, const Params &params, int what, bool follows, void *stream,
                       xent_error *err) const {
   const int64_t size = static_cast<int64_t>(element_size(options_.logits_dtype));
-  const void *const held = sweep.held[static_cast<int>(layout_of(params, size))];
+  const Layout layout = layout_of(params, size);
+  const void *const held = sweep.held[static_cast<int>(layout)], *const parts = sweep.parts[static_cast<int>(layout)];
   xent_status status = XENT_OK;
-  if (sweep.splits(params.rows, held)) {
+  if (sweep.splits(params.rows, layout)) {
     Params p = params;
-    void *args[] = {&p};
-    status = launch(sweep.split, ceil_div(p.rows * sweep.pieces, kSplitWarps), kSplitWarps * 32, sweep.split_shared,
-                    false, args, stream, "split kernel", err);
+    int serial = sweep.serial;
+    void *args[] = {&p, &serial};
+    if (parts != nullptr) {
+      status = launch(parts, p.rows * sweep.pieces, 32, 0, false, args, stream, "parts kernel", err);
+    } else {
+      status = launch(sweep.split, ceil_div(p.rows * sweep.pieces, kSplitWarps), kSplitWarps * 32, sweep.split_shared,
+                      false, args, stream, "split kernel", err);
+    }
     if (status != XENT_OK) return status;
-    status = launch(sweep.combine, p.rows, std::min(sweep.shape.warps, kCombineWarps) * 32, 0, overlaps_, args, stream,
-                    "combine kernel", err);
+    const int combine_warps = sweep.pieces == sweep.shape.warps ? 1 : std::min(sweep.shape.warps, kCombineWarps);
+    status = launch(sweep.combine, p.rows, combine_warps * 32, 0, overlaps_, args, stream, "combine kernel", err);
   } else if (params.rows > 0) {
     status = run_rows(sweep, held, params, follows, stream, err);
   }

@@ -39,7 +39,7 @@ __device__ __forceinline__ void put_team_row_as(const P &p, const Chunks<T, kRow
     if (p.vocab == p.classes) return;
     from = ends.rest;
   }
-  put_rest<T, G, F>(p, row, lead, from + first, span, grad);
+  put_rest<T, G, F>(p, row, lead, from + first, INT32_MAX, span, grad);
 }
 
 template <typename T, unsigned F, Layout kRows, class P>
