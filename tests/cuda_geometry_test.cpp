@@ -12,11 +12,16 @@
 namespace xent::cuda {
 namespace {
 
-// Of the kernels: vectors of a batch and of a unit, warps of a block that all layouts or misaligned rows can have.
+// Of the kernels: vectors of a batch and of a unit, the most warps of a block.
 constexpr int kBatchVectors = 128, kUnitVectors = 256, kForwardBatchVectors = 256;
-constexpr int kBlockWarps = 24, kMisalignedBlockWarps = 20, kMostKept = 5;
-// Warps whose stages fit the shared memory of a block: 99 KB (compute capability 8.6, 12.0), 163 (8.0), 227 (9.0).
-constexpr int kMostWarps[] = {8, 14, 21};
+constexpr int kBlockWarps = 24, kMostKept = 5;
+// Shared memory of a block: 99 KB (compute capability 8.6, 12.0), 163 (8.0), 227 (9.0); and the warps whose stages fit.
+struct Chip {
+  int most_warps;
+  int64_t stash_bytes;
+  bool clusters;
+};
+constexpr Chip kChips[] = {{8, 97 << 10, false}, {14, 161 << 10, false}, {21, 225 << 10, true}};
 
 std::vector<int64_t> vocabularies() {  // in vectors
   std::vector<int64_t> all;
@@ -47,24 +52,25 @@ TEST(CudaGeometry, EveryShapeCanRun) {
       ASSERT_EQ(forward.warps, 1) << v;
       ASSERT_EQ(forward.batches, ceil_div(v, kForwardBatchVectors)) << v;
     }
-    for (const int most_warps : kMostWarps) {
-      for (const bool even : {false, true}) {
-        const RowShape both = both_shape(v, even, kBatchVectors, kUnitVectors, most_warps, most_warps == 21);
-        ASSERT_EQ(both.path == Path::team, v <= kTeamVectors) << v;
-        if (both.path == Path::block) {
-          ASSERT_GE(both.warps, 1) << v;
-          ASSERT_LE(both.warps, even ? kBlockWarps : kMisalignedBlockWarps) << v;
-          ASSERT_EQ(both.batches, ceil_div(v, kUnitVectors)) << v;
-        } else if (both.path == Path::stream) {
-          ASSERT_GE(both.warps, 1) << v;
-          ASSERT_LE(both.warps / both.cluster, most_warps) << v;
-          ASSERT_EQ(both.warps % both.cluster, 0) << v;
-          ASSERT_LE(both.warps, 32) << v;  // a warp merges them
-          ASSERT_EQ(both.batches, ceil_div(v, kBatchVectors)) << v;
-          ASSERT_GE(both.keep, 1) << v;
-          ASSERT_LE(both.keep, kMostKept) << v;
-          ASSERT_TRUE(both.cluster == 1 || most_warps == 21) << v;
-        }
+    for (const Chip &chip : kChips) {
+      const RowShape both =
+          both_shape(v, kBatchVectors, kUnitVectors, chip.most_warps, chip.stash_bytes, chip.clusters);
+      ASSERT_EQ(both.path == Path::team, v <= kTeamVectors) << v;
+      if (both.path == Path::block) {
+        ASSERT_GE(both.warps, 1) << v;
+        ASSERT_LE(both.warps, kBlockWarps) << v;
+        ASSERT_EQ(both.batches, ceil_div(v, kUnitVectors)) << v;
+        ASSERT_GE(both.keep, 0) << v;
+        ASSERT_LE(int64_t{both.warps} * both.keep * kUnitVectors * 16, chip.stash_bytes) << v;
+      } else if (both.path == Path::stream) {
+        ASSERT_GE(both.warps, 1) << v;
+        ASSERT_LE(both.warps / both.cluster, chip.most_warps) << v;
+        ASSERT_EQ(both.warps % both.cluster, 0) << v;
+        ASSERT_LE(both.warps, 32) << v;  // a warp merges them
+        ASSERT_EQ(both.batches, ceil_div(v, kBatchVectors)) << v;
+        ASSERT_GE(both.keep, 1) << v;
+        ASSERT_LE(both.keep, kMostKept) << v;
+        ASSERT_TRUE(both.cluster == 1 || chip.clusters) << v;
       }
     }
   }

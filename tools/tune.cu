@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(512) read_all(const uint4 *in, int64_t count, 
 
 cudaEvent_t begin_event, end_event;
 bool best_only = false, over = false;
+std::string only;
 int ignored_percent = 6;
 
 template <typename F, typename Before>
@@ -253,32 +254,40 @@ class Tuner {
   }
 
   void blocks(int64_t vectors, bool even) {
-    const void *const kernel = even ? address(block_kernel<bf16, kPlain, Layout::even>)
-                                    : address(block_kernel<bf16, kPlain, Layout::adjacent>);
+    const void *const kernels[2][2] = {{address(block_kernel<bf16, kPlain, Layout::adjacent, false>),
+                                        address(block_kernel<bf16, kPlain, Layout::even, false>)},
+                                       {address(block_kernel<bf16, kPlain, Layout::adjacent, true>),
+                                        address(block_kernel<bf16, kPlain, Layout::even, true>)}};
+    const int units = static_cast<int>(ceil_div(vectors, kUnit));
     for (const int warps : {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24}) {
-      const int64_t holds = int64_t{warps} * kHeld * 32;
-      if (holds - kHeld * 32 >= vectors || vectors > 8 * holds) continue;
-      p_.geometry = {warps, static_cast<int>(ceil_div(vectors, kUnit)), 0, 1, 0, 0};
-      time(true, kernel, rows_, warps * 32, 0, "block, warps " + std::to_string(warps));
+      if ((warps - 1) * kUnit >= vectors || units > 7 * warps) continue;
+      for (const int stash : {0, 1, 2}) {
+        if (stash > 0 && warps * stash >= units) continue;
+        p_.geometry = {warps, units, stash, 1, 0, 0};
+        const int shared = warps * stash * kUnit * 16;
+        const void *const kernel = kernels[stash > 0][even];
+        resident(kernel, warps * 32, shared);
+        time(true, kernel, rows_, warps * 32, shared,
+             "block, warps " + std::to_string(warps) + (stash > 0 ? ", stash " + std::to_string(stash) : ""));
+      }
     }
   }
 
   void backward(int64_t vectors, bool even) {
-    const void *const kernel = even ? address(piece_kernel<bf16, kPlain, Layout::even>)
-                                    : address(piece_kernel<bf16, kPlain, Layout::adjacent>);
+    const void *const kernel =
+        even ? address(unit_kernel<bf16, kPlain, Layout::even>) : address(unit_kernel<bf16, kPlain, Layout::adjacent>);
     const int units = static_cast<int>(ceil_div(vectors, kUnit));
+    // Of statistics that forward has left.
+    p_.geometry = {1, static_cast<int>(ceil_div(vectors, kForwardBatch * 32)), 0, 1, 0, 0};
+    p_.grad_logits = {};
+    void *forward_args[] = {&p_};
+    launch(address(forward_kernel<bf16, kPlain>), std::min<int64_t>(rows_, 4096), 32, 0, forward_args);
     p_.geometry = {1, units, 0, 1, 0, 0};
-    for (const int warps : {1, 2, 4, 8}) {
-      for (int repeats : {1, 2, 3, 4, 8}) {
-        if (warps * (repeats - 1) >= units && warps * repeats > 1) continue;
-        Divisor pieces = divisor(ceil_div(units, warps * repeats));
-        void *args[] = {&p_, &pieces, &repeats};
-        time(2, "pieces, warps " + std::to_string(warps) + ", repeats " + std::to_string(repeats),
-             [&] { launch(kernel, rows_ * pieces.d, warps * 32, 0, args); });
-      }
-    }
+    Divisor of_row = divisor(units);
+    void *unit_args[] = {&p_, &of_row};
+    time(2, "units", [&] { launch(kernel, rows_ * units, 32, 0, unit_args); });
     const void *const old = address(backward_kernel<bf16, bf16, kPlain>);
-    const int64_t batches = ceil_div(vectors, kBatch * 32);
+    const int64_t batches = ceil_div(vectors + 1, kBatch * 32);  // a misaligned row begins inside a vector
     int warps = 1;
     while (warps < kBackwardThreads / 32 && warps * kRepeats < batches) warps *= 2;
     int pieces = static_cast<int>(ceil_div(batches, int64_t{warps} * kRepeats));
@@ -310,6 +319,7 @@ class Tuner {
 
   template <typename Run>
   void time(int work, const std::string &name, Run run) {
+    if ((kWorks[work] + (", " + name)).find(only) == std::string::npos) return;
     const bool gradient = work != 0;
     bf16 *const grad = over ? logits_ : grad_;
     p_.grad_logits = gradient ? vector_tensor(grad, Element::bf16, vocab_) : Tensor{};
@@ -369,6 +379,8 @@ int main(int argc, char **argv) {
       best_only = true;
     } else if (text == "--over") {
       over = true;
+    } else if (text == "--only" && i + 1 < argc) {
+      only = argv[++i];
     } else if (text == "--ignored" && i + 1 < argc) {
       ignored_percent = std::atoi(argv[++i]);
     } else {

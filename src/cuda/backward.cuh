@@ -3,10 +3,8 @@
 
 // The gradient from what forward has kept. Bytes: logits once, the gradient one write.
 //
-//   piece_kernel     rows that lie as usual: a block for each piece of a row, `repeats` units of 8 vectors a lane for
-//   each
-//                    of its warps. The first unit is loaded before the row's coefficients are known, and each vector of
-//                    the next one as soon as one is stored.
+//   unit_kernel      rows that lie as usual: a block of one warp for each 8 vectors a lane of a row, which are loaded
+//                    before the row's coefficients are known.
 //   backward_kernel  rows of any layout: a block for each stretch of columns of a row.
 #pragma once
 
@@ -14,42 +12,26 @@
 
 namespace xent::cuda {
 
-inline constexpr int kPieceThreads = 256;
-inline constexpr int kPieceBlocks = 3;  // of an SM, with 80 registers
+inline constexpr int kUnitBlocks = 24;  // of an SM, with 80 registers
 
-// A warp's units `unit`, `unit` + warps, ... of a row, which are before `stop`. The first is in `v`.
-template <typename T, unsigned F, Layout kRows, class P>
-__device__ __forceinline__ void put_piece(const P &p, const Chunks<T, kRows> &chunks, int64_t row, int unit, int warps,
-                                          int stop, uint4 (&v)[kHeld], const GradRow &grad) {
-  const int lane = static_cast<int>(threadIdx.x & 31);
-#pragma unroll 1
-  while (unit < stop) {
-    const int next = unit + warps;
-    const ChunkRefill<T, kRows, kHeld> refill(chunks, next * kUnit + lane, 32, kReadOnce, next < stop, v);
-    put_chunks<T, T, F>(p, chunks, row, unit * kUnit + lane, unit * kUnit, 32, v, grad, refill);
-    unit = next;
-  }
-}
-
-// `pieces`: of a row, of `repeats` units for each warp of the block.
+// `units`: of a row, that many blocks. More work for a warp, and its next unit loaded while it stores this one, or more
+// warps for a block, are 1 to 2 % slower.
 template <typename T, unsigned F, Layout kRows>
-__global__ void __launch_bounds__(kPieceThreads, kPieceBlocks)
-    piece_kernel(const __grid_constant__ ParamsFor<kRows> p, Divisor pieces, int repeats) {
+__global__ void __launch_bounds__(32, kUnitBlocks)
+    unit_kernel(const __grid_constant__ ParamsFor<kRows> p, Divisor units) {
   static_assert(kRows != Layout::any);
   let_next_start();
-  const int lane = static_cast<int>(threadIdx.x & 31), warp = warp_of_block();
-  const int warps = static_cast<int>(blockDim.x / 32), units = p.geometry.batches;
+  const int lane = static_cast<int>(threadIdx.x);
 #pragma unroll 1
-  for (int64_t at = blockIdx.x; at < p.rows * pieces.d; at += gridDim.x) {
-    const int64_t row = pieces.quotient(at);
-    const int begin = static_cast<int>(at - row * pieces.d) * warps * repeats;
-    const int stop = min(begin + warps * repeats, units), unit = begin + warp;
+  for (int64_t at = blockIdx.x; at < p.rows * units.d; at += gridDim.x) {
+    const int64_t row = units.quotient(at);
+    const int unit = static_cast<int>(at - row * units.d), first = unit * kUnit + lane;
     const RowTarget target = read_target(p, row);
     const Chunks<T, kRows> chunks(p, row);
     const bool counts = target.kind == RowKind::counted;
     uint4 v[kHeld];
     hold_anything(v);
-    ChunkRefill<T, kRows, kHeld>(chunks, unit * kUnit + lane, 32, kReadOnce, counts && unit < stop, v).all();
+    ChunkRefill<T, kRows, kHeld>(chunks, first, 32, kReadOnce, counts, v).all();
     const Ends<T> ends(p, chunks);
     const bool has_end = kRows != Layout::even && unit == 0 && lane < ends.count;
     const float end = has_end && counts ? to_float(chunks.row[ends.column(lane)]) : 0.0f;
@@ -59,16 +41,15 @@ __global__ void __launch_bounds__(kPieceThreads, kPieceBlocks)
       const float *stats = p.stats.template row<const float>(row);
       grad = grad_row(p.math, row_factor(p, row, target.kind), target.target, {stats[0], stats[p.stats.col_stride]});
     }
-    const bool plain = !grad.zero && grad.plain();
+    const bool plain = !grad.zero && grad.plain(), last = unit + 1 == units.d;
     if (plain) {
       if (has_end) put_end<T, F>(p, p.grad_logits.template row<T>(row), ends.column(lane), end, grad);
-      put_piece<T, F>(p, chunks, row, unit, warps, stop, v, grad);
+      put_chunks<T, T, F>(p, chunks, row, first, unit * kUnit, 32, v, grad, NoRefill());
+      if (!last || p.vocab == p.classes) continue;
     }
     // What is not: a row that does not count, or whose coefficients need care; and padding.
-    const int from = plain ? ends.rest : begin * kUnit;
-    const int to = stop == units ? INT32_MAX : plain ? 0 : stop * kUnit;
-    if (plain && p.vocab == p.classes) continue;
-    put_rest<T, T, F>(p, row, chunks.lead(), from + static_cast<int>(threadIdx.x), to, warps * 32, grad);
+    put_rest<T, T, F>(p, row, chunks.lead(), plain ? ends.rest + lane : first, last ? INT32_MAX : (unit + 1) * kUnit,
+                      32, grad);
   }
 }
 

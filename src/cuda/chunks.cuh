@@ -247,8 +247,9 @@ __device__ __forceinline__ void put_end(const P &p, G *row, int column, float x,
 }
 
 // The gradient, which must be plain, of the chunks first, first + span, ... that are the row's from end to end; it lies
-// as the logits do. `team_first`: of the first lane. `refill`: told of each chunk that is used up.
-template <typename T, typename G, unsigned F, Layout kRows, int K, class Refill, class P>
+// as the logits do. `team_first`: of the first lane. `refill`: told of each chunk that is used up. kTarget: with the
+// target's.
+template <typename T, typename G, unsigned F, bool kTarget = true, Layout kRows, int K, class Refill, class P>
 __device__ __forceinline__ void put_chunks(const P &p, const Chunks<T, kRows> &chunks, int64_t row, int first,
                                            int team_first, int span, const uint4 (&v)[K], const GradRow &grad,
                                            const Refill &refill) {
@@ -258,7 +259,8 @@ __device__ __forceinline__ void put_chunks(const P &p, const Chunks<T, kRows> &c
   const int begin = chunks.inner - first, left = chunks.outer - first;
   TargetGrad target;
   const int target_chunk = grad.target < 0 ? -1 : (static_cast<int>(grad.target) + lead) / lanes;
-  if (target_chunk >= max(team_first, chunks.inner) && target_chunk < min(team_first + K * span, chunks.outer)) {
+  if (kTarget && target_chunk >= max(team_first, chunks.inner) &&
+      target_chunk < min(team_first + K * span, chunks.outer)) {
     target = target_of<T, F>(p, lead, first, span, v, grad);
   }
   G *at = out + static_cast<int64_t>(first) * lanes;

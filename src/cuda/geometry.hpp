@@ -22,7 +22,7 @@ struct RowShape {
   Path path;
   int warps;
   int batches;  // of a row; of a block's its units, which are twice as long
-  int keep;     // of a warp's batches, from the sweep to the gradient
+  int keep;     // of a warp's batches, from the sweep to the gradient; of a block's units, in shared memory
   int cluster;  // blocks that share a row
   int span;
 };
@@ -48,7 +48,7 @@ inline bool has_row_blocks(int64_t vectors) { return vectors >= 400; }
 // that the device runs at once. Where rows do not fill it each gets as many as there are.
 inline int row_warps(int64_t vectors, int pieces, int64_t rows, int64_t resident, int most) {
   const int64_t room = resident / std::max<int64_t>(rows, 1);
-  if (room < 3) return vectors <= 2300 ? 1 : vectors <= 3900 ? 2 : vectors <= 14000 ? 4 : 8;
+  if (room < 3) return vectors <= 1700 ? 1 : vectors <= 2300 ? 2 : vectors <= 3500 ? 3 : vectors <= 14000 ? 4 : 8;
   const int64_t rounds = ceil_div(pieces, std::min<int64_t>(room, most));
   return static_cast<int>(ceil_div(pieces, rounds));
 }
@@ -60,49 +60,35 @@ inline int64_t forward_blocks(int64_t rows, int64_t row_bytes, int64_t resident)
   return std::max(std::min(rows, resident), ceil_div(rows, each));
 }
 
-// A piece of a row for a block of backward.
-struct PieceShape {
-  int warps;
-  int repeats;  // units of each
-};
-
-inline PieceShape piece_shape(int64_t vectors, int unit_vectors, int most_warps) {
-  const int64_t units = ceil_div(vectors, unit_vectors);
-  const int64_t repeats = 2;
-  return {static_cast<int>(std::min<int64_t>(most_warps, ceil_div(units, repeats))), static_cast<int>(repeats)};
-}
-
 // Rows that a warp of teams takes at once, where `warps` of them run at once.
 inline int team_rows(int64_t rows, int span, int64_t warps) {
   const int64_t most = span <= 8 ? 32 : 16;
   return static_cast<int>(std::clamp<int64_t>(ceil_div(rows, warps), 32 / span, most));
 }
 
-// `even`: the vocabulary is of whole vectors. Others' rows begin anywhere: their kernel has more registers, and fewer
-// warps an SM; the longer ones stages take better.
-//
-// What a block does not hold must fit L2 for all rows in flight, and of a stream's rows what the stages do not keep. Of
-// longer rows that is too much for a row an SM, so that two SMs share one. `most_warps`: whose stages fit the shared
-// memory of a block.
-inline RowShape both_shape(int64_t vectors, bool even, int batch_vectors, int unit_vectors, int most_warps,
+// What a block does not hold must fit L2 for all rows in flight: of longer rows it holds units in shared memory too,
+// `stash_bytes` of a block at most. Of rows that are longer still two SMs share one, and its stages. `most_warps`:
+// whose stages fit the shared memory of a block.
+inline RowShape both_shape(int64_t vectors, int batch_vectors, int unit_vectors, int most_warps, int64_t stash_bytes,
                            bool clusters) {
   if (vectors <= kTeamVectors) return team_shape(vectors);
   const int64_t batches = ceil_div(vectors, batch_vectors);
-  const int units = static_cast<int>(ceil_div(vectors, unit_vectors));
-  if (even && vectors <= 20000) {
-    const int warps = vectors <= 900     ? 1
-                      : vectors <= 1400  ? 2
-                      : vectors <= 1700  ? 3
-                      : vectors <= 2900  ? 4
-                      : vectors <= 3500  ? 5
-                      : vectors <= 5700  ? 8
-                      : vectors <= 11000 ? 12
-                                         : 24;
-    return {Path::block, warps, units, 0, 1, 0};
-  }
-  if (!even && vectors <= 10000) {
-    const int warps = vectors <= 900 ? 1 : vectors <= 1400 ? 2 : vectors <= 4500 ? 5 : 10;
-    return {Path::block, warps, units, 0, 1, 0};
+  struct Block {
+    int64_t vectors;  // up to here
+    int warps, stash;
+  };
+  constexpr Block blocks[] = {{900, 1, 0},    {1150, 2, 0},   {1800, 3, 0},   {2300, 4, 0},   {2800, 5, 0},
+                              {3500, 6, 0},   {4500, 8, 0},   {5700, 7, 2},   {6200, 12, 0},  {6800, 8, 1},
+                              {13000, 12, 2}, {15000, 20, 1}, {17500, 24, 1}, {22000, 20, 2}, {34000, 24, 2}};
+  for (const Block &block : blocks) {
+    if (vectors > block.vectors) continue;
+    const int64_t most_stash = stash_bytes / (int64_t{block.warps} * unit_vectors * 16);
+    return {Path::block,
+            block.warps,
+            static_cast<int>(ceil_div(vectors, unit_vectors)),
+            static_cast<int>(std::min<int64_t>(block.stash, most_stash)),
+            1,
+            0};
   }
   if (batches > 180 && clusters && most_warps >= 16) return {Path::stream, 32, static_cast<int>(batches), 5, 2, 0};
   const int warps = batches <= 5     ? 1

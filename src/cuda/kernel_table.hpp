@@ -30,10 +30,11 @@ struct KernelTable {
   SweepKernels forward, both;
   const void *row[kLayouts][kFeatureSets];           // forward: a block a row; of any layout there is none
   const void *block[kLayouts][kFeatureSets];         // loss and gradient
+  const void *stash[kLayouts][kFeatureSets];         // the same, with units in shared memory
   const void *row_pieces[kLayouts][kFeatureSets];    // few rows of either, whose parts combine_kernel puts together;
   const void *block_shares[kLayouts][kFeatureSets];  // of any layout there are none
   const void *backward[2][2];                        // [softcap][float32 gradient]
-  const void *piece[kLayouts][2];                    // [][softcap]: backward; of any layout there is none
+  const void *unit[kLayouts][2];                     // [][softcap]: backward; of any layout there is none
   const void *team_backward[kLayouts][2];            // the same, of short rows
 };
 

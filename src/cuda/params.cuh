@@ -58,7 +58,7 @@ using Tensor = TensorOf<false>;
 struct Geometry {
   int warps;    // that share a row
   int batches;  // of a row; in block_kernel its units
-  int keep;     // a warp keeps that many of its last batches for the gradient
+  int keep;     // a warp keeps that many of its last batches for the gradient; in block_kernel units in shared memory
   int cluster;  // blocks that share a row: 1, or 2 with thread block clusters
   int span;     // lanes that share a short row
   int rows;     // short rows that a warp takes at once

@@ -111,7 +111,7 @@ xent_status Plan::load(xent_error *err) {
   forward_.shape = forward_shape(vectors, kForwardBatch * 32);
   // 12 KiB remain for what the warps share beside their stages.
   const int most_warps = (most_shared - 12 * 1024) / kRingBytes<kBatch>;
-  both_.shape = both_shape(vectors, options_.columns % lanes_ == 0, kBatch * 32, kUnit, most_warps, overlaps_);
+  both_.shape = both_shape(vectors, kBatch * 32, kUnit, most_warps, most_shared - kBlockShared, overlaps_);
   // A kernel that was never asked for is loaded at its first launch, which a stream capture would refuse.
   const int capped = options_.softcap != 0.0 ? 1 : 0;
   both_.gradient = true;
@@ -120,8 +120,8 @@ xent_status Plan::load(xent_error *err) {
   for (const void *kernel :
        {kernels_->backward[capped][0], kernels_->backward[capped][1], address(reduce_rows_kernel),
         address(reduce_chunks_kernel), kRanksKernels[feature_set_], kernels_->team_backward[0][capped],
-        kernels_->team_backward[1][capped], kernels_->team_backward[2][capped], kernels_->piece[1][capped],
-        kernels_->piece[2][capped], kEmptyKernel, scale_kernel_for(element_of(type)), scale_kernel_for(Element::f32)}) {
+        kernels_->team_backward[1][capped], kernels_->team_backward[2][capped], kernels_->unit[1][capped],
+        kernels_->unit[2][capped], kEmptyKernel, scale_kernel_for(element_of(type)), scale_kernel_for(Element::f32)}) {
     if (status == XENT_OK) status = load_kernel(kernel, 0, err);
   }
   forward_.space = workspace(forward_);
@@ -191,21 +191,16 @@ Params Plan::params(const xent_problem &problem, const Sweep &sweep) const {
 xent_status Plan::gradient(const Params &params, bool follows, void *stream, xent_error *err) const {
   Params p = params;
   const int64_t held = ceil_div(options_.columns, lanes_);
+  const int capped = options_.softcap != 0.0 ? 1 : 0;
+  const int layout = static_cast<int>(layout_of(p, static_cast<int64_t>(element_size(options_.logits_dtype))));
   if (held <= kTeamVectors) {
     p.geometry = geometry_of(team_shape(held));
-    const Layout layout = layout_of(p, static_cast<int64_t>(element_size(options_.logits_dtype)));
-    return run_teams(kernels_->team_backward[static_cast<int>(layout)][options_.softcap != 0.0 ? 1 : 0], p, follows,
-                     stream, err);
+    return run_teams(kernels_->team_backward[layout][capped], p, follows, stream, err);
   }
-  const int capped = options_.softcap != 0.0 ? 1 : 0;
-  if (const void *const kernel = kernels_->piece[static_cast<int>(
-          layout_of(p, static_cast<int64_t>(element_size(options_.logits_dtype))))][capped]) {
-    const PieceShape shape = piece_shape(held, kUnit, kPieceThreads / 32);
-    p.geometry.batches = static_cast<int>(ceil_div(held, kUnit));
-    Divisor pieces = divisor_of(ceil_div(p.geometry.batches, int64_t{shape.warps} * shape.repeats));
-    int repeats = shape.repeats;
-    void *args[] = {&p, &pieces, &repeats};
-    return launch(kernel, p.rows * pieces.d, shape.warps * 32, 0, follows, args, stream, "piece kernel", err);
+  if (const void *const kernel = kernels_->unit[layout][capped]) {
+    Divisor units = divisor_of(ceil_div(held, kUnit));
+    void *args[] = {&p, &units};
+    return launch(kernel, p.rows * units.d, 32, 0, follows, args, stream, "unit kernel", err);
   }
   const bool wide = lanes_ == 8 && p.grad_logits.type == Element::f32;
   const void *kernel = kernels_->backward[capped][wide ? 1 : 0];

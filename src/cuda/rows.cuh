@@ -8,11 +8,15 @@
 
 namespace xent::cuda {
 
+// 0 where the row has none here.
+template <typename T, class P>
+__device__ __forceinline__ float target_logit(const P &p, int64_t row, const RowTarget &target) {
+  if (target.kind != RowKind::counted || target.target < 0) return 0.0f;
+  return to_float(p.logits.template row<T>(row)[target.target * p.logits.col_stride]);
+}
 template <typename T, unsigned F, class P>
 __device__ __forceinline__ float target_value(const P &p, int64_t row, const RowTarget &target) {
-  if (target.kind != RowKind::counted || target.target < 0) return 0.0f;
-  const T x = p.logits.template row<T>(row)[target.target * p.logits.col_stride];
-  return value_of<F>(to_float(x), p.math);
+  return value_of<F>(target_logit<T>(p, row, target), p.math);
 }
 
 // Outputs of a row that is ignored. kPartials, here and below: in a kernel that may be asked for partials. Elsewhere

@@ -43,18 +43,20 @@ xent_status Plan::prepare(Sweep &sweep, const SweepKernels &kernels, xent_error 
   if (path == Path::block) {
     sweep.pieces = sweep.shape.warps;
     sweep.serial = sweep.shape.batches;
+    sweep.held_shared = static_cast<size_t>(sweep.shape.warps * sweep.shape.keep * kUnit) * 16;
     sweep.combine = kernels.combine[feature_set_];
     const xent_status status = load_kernel(sweep.combine, 0, err);
     if (status != XENT_OK) return status;
   }
   if (path != Path::team && sweep.pieces >= (sweep.gradient ? kBlockParts : kRowParts)) sweep.part_rows = most_rows;
   for (int layout = 0; layout < kLayouts; ++layout) {
-    const void *const kernel = path == Path::stream ? kernels_->row[layout][feature_set_]
-                               : path == Path::team ? kernels.team[layout][feature_set_]
-                                                    : kernels_->block[layout][feature_set_];
+    const void *const kernel = path == Path::stream   ? kernels_->row[layout][feature_set_]
+                               : path == Path::team   ? kernels.team[layout][feature_set_]
+                               : sweep.shape.keep > 0 ? kernels_->stash[layout][feature_set_]
+                                                      : kernels_->block[layout][feature_set_];
     if (kernel == nullptr) continue;
     sweep.held[layout] = kernel;
-    xent_status status = load_kernel(kernel, 0, err);
+    xent_status status = load_kernel(kernel, sweep.held_shared, err);
     if (sweep.part_rows > 0) {
       sweep.parts[layout] = (path == Path::block ? kernels_->block_shares : kernels_->row_pieces)[layout][feature_set_];
       if (status == XENT_OK && sweep.parts[layout] != nullptr) status = load_kernel(sweep.parts[layout], 0, err);
@@ -130,7 +132,7 @@ xent_status Plan::run_rows(const Sweep &sweep, const void *held, const Params &p
   const int warps = sweep.shape.warps;
   if (sweep.shape.path == Path::team) return run_teams(held, p, follows, stream, err);
   if (sweep.shape.path == Path::block) {
-    return launch(held, p.rows, warps * 32, 0, follows, args, stream, "block kernel", err);
+    return launch(held, p.rows, warps * 32, sweep.held_shared, follows, args, stream, "block kernel", err);
   }
   if (held != nullptr) {
     constexpr int most = kRowThreads / 32;
