@@ -20,13 +20,18 @@ const void *address(Kernel *kernel) {
   return reinterpret_cast<const void *>(kernel);
 }
 
-// Rows that are not even are rarer: their kernels are of fewer sets, with the features of a set and more. Of rows of
-// any layout, which take longest to compile, of two. Forward's stream is of three too: it has such rows, and short
-// ones.
+// Kernels that calls rarely take are of fewer sets, with the features of a set and more: of rows of any layout, which
+// take longest to compile, of two; of adjacent ones with a softcap of one; and of the streams of three.
 constexpr unsigned features_of(Layout rows, unsigned features) {
-  if (rows == Layout::even || (rows == Layout::adjacent && features == kPlain)) return features;
-  return (features & kSoftcap) != 0 ? kSoftcap | kAll : kAll;
+  if ((features & kSoftcap) != 0) return rows == Layout::even ? features : kSoftcap | kAll;
+  return rows == Layout::any ? kAll : features;
 }
+constexpr unsigned stream_features(unsigned features) {
+  return features == kPlain ? kPlain : features_of(Layout::any, features);
+}
+
+// Whether the kernel of blocks that hold no units in shared memory is the one that can: 1 to 2 % slower then.
+constexpr bool shares_stash(unsigned features) { return features != kPlain && features != kSum; }
 
 // The kernels of the sets kF, in the order of kFeatureSets.
 template <typename T, unsigned... kF>
@@ -47,15 +52,15 @@ struct Kernels {
 
   static KernelTable table() {
     return {
-        sweep<false, kForwardBatch>({address(forward_kernel<T, features_of(Layout::adjacent, kF)>)...}),
-        sweep<true, kBatch>({address(both_kernel<T, kF>)...}),
+        sweep<false, kForwardBatch>({address(forward_kernel<T, stream_features(kF)>)...}),
+        sweep<true, kBatch>({address(both_kernel<T, stream_features(kF)>)...}),
         {{},
          {address(row_kernel<T, features_of(Layout::adjacent, kF), Layout::adjacent>)...},
          {address(row_kernel<T, kF, Layout::even>)...}},
         {{address(block_kernel<T, features_of(Layout::any, kF), Layout::any, false>)...},
-         {address(block_kernel<T, features_of(Layout::adjacent, kF), Layout::adjacent, false>)...},
-         {address(block_kernel<T, kF, Layout::even, false>)...}},
-        {{address(block_kernel<T, features_of(Layout::any, kF), Layout::any, true>)...},
+         {address(block_kernel<T, features_of(Layout::adjacent, kF), Layout::adjacent, shares_stash(kF)>)...},
+         {address(block_kernel<T, kF, Layout::even, shares_stash(kF)>)...}},
+        {{address(block_kernel<T, features_of(Layout::any, kF), Layout::any, false>)...},
          {address(block_kernel<T, features_of(Layout::adjacent, kF), Layout::adjacent, true>)...},
          {address(block_kernel<T, kF, Layout::even, true>)...}},
         {{},

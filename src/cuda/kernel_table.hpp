@@ -30,7 +30,7 @@ struct KernelTable {
   SweepKernels forward, both;
   const void *row[kLayouts][kFeatureSets];           // forward: a block a row; of any layout there is none
   const void *block[kLayouts][kFeatureSets];         // loss and gradient
-  const void *stash[kLayouts][kFeatureSets];         // the same, with units in shared memory
+  const void *stash[kLayouts][kFeatureSets];         // the same, with units in shared memory, but for any layout
   const void *row_pieces[kLayouts][kFeatureSets];    // few rows of either, whose parts combine_kernel puts together;
   const void *block_shares[kLayouts][kFeatureSets];  // of any layout there are none
   const void *backward[2][2];                        // [softcap][float32 gradient]

@@ -22,7 +22,8 @@ constexpr size_t kMostRowShared = 32 * 1024;
 // Rows an SM that are few: the stream's warps, or blocks, do not fill the device.
 constexpr int kFewForward = 8, kFewBoth = 2;
 // Rows that are so few, and of so many parts, that many SMs are sooner done with them, and with a launch more, than a
-// block for each: forward up to kFewBlocks of more pieces than a block has warps, the one pass up to a row an SM.
+// block for each: forward up to kFewBlocks of more pieces than a block has warps, the one pass up to three rows for
+// four SMs.
 constexpr int kFewBlocks = 40, kRowParts = kRowThreads / 32 + 1, kBlockParts = 12;
 
 }  // namespace
@@ -39,7 +40,7 @@ xent_status Plan::prepare(Sweep &sweep, const SweepKernels &kernels, xent_error 
       return XENT_OK;
     }
   }
-  const int64_t most_rows = std::min<int64_t>(options_.max_rows, sweep.gradient ? processors_ : kFewBlocks);
+  const int64_t most_rows = std::min<int64_t>(options_.max_rows, sweep.gradient ? processors_ * 3 / 4 : kFewBlocks);
   if (path == Path::block) {
     sweep.pieces = sweep.shape.warps;
     sweep.serial = sweep.shape.batches;
@@ -76,7 +77,8 @@ xent_status Plan::prepare_stream(Sweep &sweep, const SweepKernels &kernels, xent
   sweep.pieces = shape.warps * share_pieces(geometry_of(shape), sweep.serial);
   const int block_warps = shape.warps / shape.cluster;
   if (sweep.gradient) {
-    sweep.shared = static_cast<size_t>(block_warps * kRingBytes<kBatch> + slot_bytes(shape.warps, partial_words_));
+    sweep.shared =
+        static_cast<size_t>(block_warps * kRingBytes<kBatch> + slot_bytes(shape.warps, kPartialWords<kSoftcap | kAll>));
   }
   sweep.split_shared = static_cast<size_t>(kSplitWarps * sweep.serial * (batch * 32 + 1) * 16);
   xent_status status = load_kernel(sweep.rows, sweep.shared, err);
