@@ -3,12 +3,12 @@
 
 // Times the kernels of src/cuda in every shape that geometry.hpp could choose, to make its table.
 //
-//   tune [--best] [--over] [--ignored PERCENT] [ROWSxVOCAB ...]     (see tools/tune)
+//   tune [--best] [--over] [--only TEXT] [--ignored PERCENT] [ROWSxVOCAB ...]     (see tools/tune)
 //
-// bfloat16. Prints, for each kernel and shape, forward and loss_and_grad into its own buffer, or with --over over the
-// logits, which are filled anew before each run, in GB/s of the bytes that must move, beside a plain read and a
-// device-to-device copy of that size. The losses and gradients of every shape are compared with those of the first; a
-// shape that differs is reported and the exit status is 1.
+// bfloat16. Prints, for each kernel and shape whose line has TEXT, forward, loss_and_grad and backward into their own
+// buffer, or with --over over the logits, which are filled anew before each run, in GB/s of the bytes that must move,
+// beside a plain read and a device-to-device copy of that size. Losses and gradients of every shape are compared with
+// those of the first; a shape that differs is reported and the exit status is 1.
 
 #include <algorithm>
 #include <cmath>
@@ -81,11 +81,6 @@ double median_ms(F run, Before before) {
   return times[times.size() / 2];
 }
 
-template <typename F>
-double median_ms(F run) {
-  return median_ms(run, [] {});
-}
-
 void launch(const void *kernel, int64_t blocks, int threads, int shared, void **args) {
   CHECK(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)), args,
                          static_cast<size_t>(shared), nullptr));
@@ -109,7 +104,6 @@ Tensor vector_tensor(void *data, Element type, int64_t stride) {
   return t;
 }
 
-// As the library's, for a divisor of few bits.
 Divisor divisor(int64_t d) {
   int shift = 0;
   while ((int64_t{1} << shift) < d) ++shift;
@@ -144,13 +138,17 @@ class Tuner {
     int device = 0;
     CHECK(cudaGetDevice(&device));
     CHECK(cudaDeviceGetAttribute(&processors_, cudaDevAttrMultiProcessorCount, device));
-    limit_[1] = limit_[2] = 2.0 * static_cast<double>(bytes) / 1e6 /
-                            median_ms([&] { CHECK(cudaMemcpyAsync(grad_, logits_, bytes, cudaMemcpyDeviceToDevice)); });
-    limit_[0] = static_cast<double>(bytes) / 1e6 / median_ms([&] {
-                  read_all<<<static_cast<unsigned>(processors_ * 4), 512>>>(reinterpret_cast<const uint4 *>(logits_),
-                                                                            static_cast<int64_t>(bytes / 16),
-                                                                            reinterpret_cast<uint32_t *>(stats_));
-                });
+    limit_[1] = limit_[2] =
+        2.0 * static_cast<double>(bytes) / 1e6 /
+        median_ms([&] { CHECK(cudaMemcpyAsync(grad_, logits_, bytes, cudaMemcpyDeviceToDevice)); }, [] {});
+    limit_[0] = static_cast<double>(bytes) / 1e6 /
+                median_ms(
+                    [&] {
+                      read_all<<<static_cast<unsigned>(processors_ * 4), 512>>>(
+                          reinterpret_cast<const uint4 *>(logits_), static_cast<int64_t>(bytes / 16),
+                          reinterpret_cast<uint32_t *>(stats_));
+                    },
+                    [] {});
     std::printf("bfloat16 %lld x %lld: read %.0f copy %.0f GB/s\n", static_cast<long long>(rows),
                 static_cast<long long>(vocab), limit_[0], limit_[1]);
     p_.math.exponent = kLog2e;

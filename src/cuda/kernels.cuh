@@ -5,9 +5,9 @@
 //
 //   forward_kernel   a warp a row of any layout, and then the next. Bytes: logits once, then 8 a row. (For rows that
 //                    lie as usual see forward.cuh.)
-//   both_kernel      a block a row, and then the next: sweep and gradient. Bytes: logits once from memory, once more
-//                    from L2 what the stages do not keep; one write.
-//   split_kernel     a warp for each piece of a row, for few rows: leaves its partial in the workspace.
+//   both_kernel      a block a row, and then the next: sweep and gradient of rows too long for block.cuh. Bytes: logits
+//                    once from memory, once more from L2 what the stages do not keep; one write.
+//   split_kernel     a warp for each piece of a row, for few rows of any layout: leaves its partial in the workspace.
 //   combine_kernel   a block a row: merges them and writes the row's outputs, with the bits of the first two. (With the
 //                    sums over rows done by its last block, 3 us slower than with a launch for them.)
 //
