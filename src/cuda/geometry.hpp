@@ -66,13 +66,12 @@ inline int team_rows(int64_t rows, int span, int64_t warps) {
   return static_cast<int>(std::clamp<int64_t>(ceil_div(rows, warps), 32 / span, most));
 }
 
-// What a block does not hold must fit L2 for all rows in flight: of longer rows it holds units in shared memory too,
-// `stash_bytes` of a block at most. Of rows that are longer still two SMs share one, and its stages. `most_warps`:
-// whose stages fit the shared memory of a block.
+// What a block does not hold must fit L2 for all rows in flight: of longer rows it holds units in shared memory too, as
+// many as fit `stash_bytes` for the 24 warps that an SM has, in one block or in several. Of rows that are longer still
+// two SMs share one, and its stages. `most_warps`: whose stages fit the shared memory of a block.
 inline RowShape both_shape(int64_t vectors, int batch_vectors, int unit_vectors, int most_warps, int64_t stash_bytes,
                            bool clusters) {
   if (vectors <= kTeamVectors) return team_shape(vectors);
-  const int64_t batches = ceil_div(vectors, batch_vectors);
   struct Block {
     int64_t vectors;  // up to here
     int warps, stash;
@@ -82,23 +81,13 @@ inline RowShape both_shape(int64_t vectors, int batch_vectors, int unit_vectors,
                               {13000, 12, 2}, {15000, 20, 1}, {17500, 24, 1}, {22000, 20, 2}, {34000, 24, 2}};
   for (const Block &block : blocks) {
     if (vectors > block.vectors) continue;
-    const int64_t most_stash = stash_bytes / (int64_t{block.warps} * unit_vectors * 16);
-    return {Path::block,
-            block.warps,
-            static_cast<int>(ceil_div(vectors, unit_vectors)),
-            static_cast<int>(std::min<int64_t>(block.stash, most_stash)),
-            1,
-            0};
+    const int units = static_cast<int>(ceil_div(vectors, unit_vectors));
+    const int stash = static_cast<int>(std::min<int64_t>(block.stash, stash_bytes / (24 * unit_vectors * 16)));
+    return {Path::block, block.warps, units, stash, 1, 0};
   }
-  if (batches > 180 && clusters && most_warps >= 16) return {Path::stream, 32, static_cast<int>(batches), 5, 2, 0};
-  const int warps = batches <= 5     ? 1
-                    : batches <= 10  ? 2
-                    : batches <= 20  ? 4
-                    : batches <= 40  ? 8
-                    : batches <= 60  ? 10
-                    : batches <= 130 ? 16
-                                     : 20;
-  return {Path::stream, std::min(warps, most_warps), static_cast<int>(batches), warps == 16 ? 4 : 5, 1, 0};
+  const int batches = static_cast<int>(ceil_div(vectors, batch_vectors));
+  if (clusters && most_warps >= 16) return {Path::stream, 32, batches, 5, 2, 0};
+  return {Path::stream, std::min(20, most_warps), batches, 5, 1, 0};
 }
 
 }  // namespace xent::cuda
