@@ -3,23 +3,25 @@
 """The short ways from arrays to C: frames used again, the C exchange API, and the refusals they must not lose."""
 
 import ctypes
+import itertools
 import threading
 
 import libxent
 import numpy as np
 import pytest
-from libxent import _abi, _dlpack, _frame, _frameworks
+from libxent import _abi, _call, _dlpack, _frame, _frameworks
 from libxent._frameworks import TORCH, framework_of
 
 
-@pytest.fixture(params=["exchange", "by hand"])
+@pytest.fixture(params=["usual", "exchange", "by hand"])
 def torch(request, monkeypatch):
     torch = pytest.importorskip("torch")
     assert framework_of(torch.zeros(1)) is TORCH
-    if request.param == "exchange":
-        if TORCH._export is None:
-            pytest.skip("this PyTorch has no C exchange API")
-    else:
+    if request.param != "by hand" and TORCH._export is None:
+        pytest.skip("this PyTorch has no C exchange API")
+    if request.param != "usual":
+        monkeypatch.setattr(TORCH, "usual_forward", None, raising=False)
+    if request.param == "by hand":
         monkeypatch.setattr(TORCH, "put", TORCH._put_by_hand, raising=False)
         monkeypatch.setattr(TORCH, "_stream", None)
     return torch
@@ -93,6 +95,73 @@ def test_written_tensors_change_their_version(torch):
     with torch.inference_mode():  # has no versions
         plan.forward(x, t, loss=torch.empty(()), stats=torch.empty(2, 2), divisor=outputs["divisor"])
     assert outputs["divisor"]._version > before["divisor"]
+
+
+def test_what_is_usual_and_what_is_not(monkeypatch):
+    """The same result, by the shortest way where no more is asked than loss, stats and divisor of plain tensors."""
+    torch = pytest.importorskip("torch")
+    assert framework_of(torch.zeros(1)) is TORCH
+    if TORCH.usual_forward is None:
+        pytest.skip("this PyTorch has no C exchange API")
+    calls, real = [], _call.Call.run
+    monkeypatch.setattr(_call.Call, "run", lambda *a: calls.append(a) or real(*a))
+    x, t = torch.randn(2, 3, 40), torch.randint(0, 40, (2, 3))
+
+    def both(is_usual, plan, logits, targets, **others):
+        results = []
+        for usual in (True, False):
+            calls.clear()
+            with monkeypatch.context() as patch:
+                if not usual:
+                    patch.setattr(TORCH, "usual_forward", None)
+                outputs = {name: others[name] for name in ("loss", "stats", "divisor") if others.get(name) is not None}
+                for array in outputs.values():
+                    array.fill_(7)
+                got = plan.forward(logits, targets, **others)
+            assert len(calls) == (0 if usual and is_usual else 1)
+            assert all(getattr(got, name) is array for name, array in outputs.items())
+            results.append([None if a is None else a.clone() for a in got])
+        for a, b in zip(*results):
+            assert (a is None) == (b is None)
+            assert a is None or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b))
+
+    class Sub(torch.Tensor):
+        pass
+
+    for reduction, dtype in itertools.product(("none", "sum", "mean"), (torch.float32, torch.bfloat16, torch.float64)):
+        acc = torch.float64 if dtype == torch.float64 else torch.float32
+        plan = libxent.Plan(max_rows=6, vocab=40, reduction=reduction, logits_dtype=dtype)
+        y = x.to(dtype)
+        plan.forward(y, t)  # PyTorch is known from here on
+        both(True, plan, y, t)
+        both(True, plan, y, t, stats=None)
+        both(True, plan, y.clone().requires_grad_(), t)
+        both(True, plan, y.transpose(0, 1), t.T)
+        loss = torch.empty((2, 3) if reduction == "none" else (), dtype=acc)
+        both(True, plan, y, t, loss=loss, stats=torch.empty(6, 2, dtype=acc))
+        if reduction == "mean":
+            both(True, plan, y, t, loss=loss, stats=torch.empty(12, 4, dtype=acc)[::2, ::2], divisor=loss.clone())
+        both(False, plan, y.as_subclass(Sub), t)
+        both(False, plan, torch.nn.Parameter(y), t)
+        both(False, plan, y, t.numpy())
+        both(False, plan, y, t.as_subclass(Sub))
+        both(False, plan, y, t, lse=True)
+        both(False, plan, y, t, mask=t > 3)
+        both(False, plan, y, t, row_weights=torch.rand(2, 3, dtype=acc))
+        if reduction != "none":
+            calls.clear()
+            host = np.empty((), np.float64 if acc == torch.float64 else np.float32)
+            assert plan.forward(y, t, loss=host).loss is host and len(calls) == 1
+            assert host == plan.forward(y, t).loss.numpy()
+    plan._handle.comm = object()  # of a plan over ranks, whose collective must not be entered twice
+    both(False, plan, y, t)
+    large = libxent.Plan(max_rows=20000, vocab=40)  # whose workspace is more than a frame has
+    both(False, large, torch.randn(20000, 40), torch.randint(0, 40, (20000,)))
+    large.close()
+    calls.clear()
+    with pytest.raises(libxent.InvalidArgument, match="plan: it was closed"):
+        large.forward(torch.randn(2, 40), t[0])
+    assert len(calls) == 1
 
 
 def test_wrappers_without_memory_are_refused(torch):

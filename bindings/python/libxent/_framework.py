@@ -41,6 +41,7 @@ class Framework:
 
     name: str
     finishes = False  # `finish` does something
+    usual_forward: Callable[..., tuple | None] | None = None  # as forward_of of _usual.py gives it
 
     def tensor(self, obj: Any, name: str, writable: bool = False, stream: int | None = None) -> Tensor:
         """Borrows `obj`. `stream`: a CUDA producer must make its pending work precede that stream."""

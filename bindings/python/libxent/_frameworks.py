@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
-from . import _cuda, _dlpack
+from . import _cuda, _dlpack, _usual
 from ._dlpack import CPU, CUDA, DTYPES, NAMES, DType, Tensor, array_data
 from ._frame import MAX_RANK
 from ._framework import Device, Framework, dtype_of, seen_dtypes
@@ -149,6 +149,7 @@ class Torch(Framework):
         else:
             self._export = exchange.tensor
             self.put = self._put_by(exchange.tensor, torch.Tensor.is_neg)
+            self.usual_forward = _usual.forward_of(torch, exchange)
             # Without CUDA in it, what PyTorch would answer is not our concern: the call will be refused.
             self._stream = exchange.stream if torch.version.cuda is not None else None
         self._types = {dtype: getattr(torch, name) for name, dtype in DTYPES.items() if hasattr(torch, name)}

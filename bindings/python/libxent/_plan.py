@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from . import _abi, _ranks
 from ._call import Call, Handle, Result, ScaleCall, plan_dtype
 from ._dlpack import CPU, CUDA, DTYPES, DType
+from ._frameworks import by_type
 from ._library import Context, InvalidArgument, check, default_context, error_slot, integer, lib, real
 
 _REDUCTIONS = {
@@ -219,6 +220,12 @@ class Plan:
         """
         if divisor is None and stats is not None and (self._reduction == "mean" or denominator is not None):
             divisor = True
+        if mask is row_weights is denominator is lse is entropy is predicted is row_counts is None:
+            lead = by_type.get(type(logits))
+            if lead is not None and lead.usual_forward is not None:
+                usual = lead.usual_forward(self, logits, targets, loss, stats, divisor)
+                if usual is not None:
+                    return Result._make(usual)
         rest = (
             self._info.forward_workspace_bytes, targets, mask, row_weights, denominator,
             loss, stats, divisor, lse, entropy, predicted, row_counts,

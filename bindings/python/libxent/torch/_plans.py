@@ -122,10 +122,10 @@ def forward(
         row_weights=row_weights,
         denominator=denominator,
         stats=True if keep else None,
-        lse=wants.lse,
-        entropy=wants.entropy,
-        predicted=wants.predicted,
-        row_counts=wants.row_counts,
+        lse=wants.lse or None,
+        entropy=wants.entropy or None,
+        predicted=wants.predicted or None,
+        row_counts=wants.row_counts or None,
     )
 
 
