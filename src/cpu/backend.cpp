@@ -85,11 +85,12 @@ xent_status plan_create(void *self, const xent_options *options, void **plan, xe
     auto *const made = new Plan(make_plan(*options, pool.threads()));
     *plan = made;
     pool.start();
-    const size_t forward = made->losses_bytes + static_cast<size_t>(made->partials) * sizeof(Partial);
+    const size_t forward = forward_workspace(*made);
     const size_t acc = made->acc_is_double ? sizeof(double) : sizeof(float);
     info->forward_workspace_bytes = forward;
     info->backward_workspace_bytes = 0;
-    info->loss_and_grad_workspace_bytes = forward;
+    info->loss_and_grad_workspace_bytes =
+        forward + static_cast<size_t>(made->kept_rows) * (made->maxima_bytes + made->terms_bytes);
     info->saved_bytes = static_cast<size_t>(options->max_rows) * 2 * acc + acc;
     info->alignment = kWorkspaceAlignment;
     // Each thread's row, its gradient and what prefetching brings must fit the last cache at once.

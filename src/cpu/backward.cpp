@@ -6,6 +6,8 @@
 // A block of 2048 columns is computed in acc and rounded once, when it is stored. A packed row of acc or bfloat16 goes
 // from memory to memory; any other input or output, and the block that holds the target, pass through L1. The target's
 // column is given by the caller and replaces the block's value before the store.
+//
+// In loss_and_grad forward has just computed the exponentials, and what of them it could keep is not computed again.
 
 #include <algorithm>
 
@@ -123,20 +125,113 @@ Columns<S> ColumnsFor(const RowMath &math, const GradRow &row) {
   return &GradColumns<S, false, false, kStream>;
 }
 
+// ---- From what forward kept
+
+// What the block's exponentials, taken against its own maximum, are to be multiplied by; 0 where those against the
+// row's do better: beside a lift or a post, and where a product of a number and this one may be lost or is NaN.
+template <class A>
+A BlockFactor(const RowMath &math, const GradRow &row, double max) {
+  if (row.lift != 0 || row.post != 0) return 0;
+  const A factor = static_cast<A>(row.factor * std::exp((max - row.max) * math.scale));
+  return std::fabs(factor) >= std::ldexp(A{1}, sizeof(A) == 4 ? -100 : -900) ? factor : A{0};
+}
+
+// kPaired: as LoadPair has bfloat16, and `to`, unless it is bfloat16 too, gets them in order.
+template <bool kPaired, class O, bool kStream, class A = Acc<O>>
+void KeptColumns(const A *terms, A factor, A offset, O *to, size_t n, Fetch fetch) {
+  const Tag<A> d;
+  using V = hn::Vec<Tag<A>>;
+  const size_t lanes = hn::Lanes(d), pair = 2 * lanes;
+  const V f = hn::Set(d, factor), o = hn::Set(d, offset);
+  const auto store = [&](V a, V b, O *at) {
+    if constexpr (kPaired && std::is_same_v<O, A>) {
+      hn::StoreInterleaved2(a, b, d, at);
+    } else {
+      StorePair<kStream>(d, a, b, at);
+    }
+  };
+  const auto grad = [&](size_t i) { return hn::MulSub(hn::LoadU(d, terms + i), f, o); };
+  size_t i = 0;
+  for (; i + 2 * pair <= n; i += 2 * pair) {
+    FetchLines<3>(fetch.near, fetch.near_step);
+    FetchLines<2>(fetch.far, fetch.far_step);
+    fetch.near += fetch.near_step, fetch.far += fetch.far_step;
+    const V v0 = grad(i), v1 = grad(i + lanes), v2 = grad(i + pair), v3 = grad(i + pair + lanes);
+    store(v0, v1, to + i), store(v2, v3, to + i + pair);
+  }
+  for (; i + pair <= n; i += pair) store(grad(i), grad(i + lanes), to + i);
+  if (i < n) {
+    HWY_ALIGN O columns[128];
+    if constexpr (kPaired && std::is_same_v<O, A>) {
+      hn::StoreInterleaved2(grad(i), grad(i + lanes), d, columns);
+    } else {
+      StorePair<false>(d, grad(i), grad(i + lanes), columns);
+    }
+    std::memcpy(to + i, columns, (n - i) * sizeof(O));
+  }
+}
+
+// A block's gradient from its exponentials.
 template <class T, class O, class A = Acc<T>>
-void Grad(const RowMath &math, const GradRow &row, const Span &span, const GradOut &out) {
+void GradOfTerms(const RowMath &math, const GradRow &row, const A *terms, const GradOut &out, int64_t begin, size_t n,
+                 bool holds_target, Fetch fetch) {
+  const A factor = static_cast<A>(row.factor), offset = static_cast<A>(row.offset);
+  const bool paired = IsPaired<T>(math);
+  // Past the caches only whole vectors go, so what lies otherwise goes through L1.
+  constexpr bool kAsOutput = std::is_same_v<O, A> || (std::is_same_v<T, BF16> && std::is_same_v<O, BF16>);
+  if constexpr (kAsOutput) {
+    constexpr bool kPairs = std::is_same_v<O, BF16>;
+    O *const to = static_cast<O *>(out.row) + begin;
+    const bool aligned = reinterpret_cast<uintptr_t>(to) % (hn::Lanes(Tag<A>()) * sizeof(A)) == 0;
+    if (paired == kPairs && out.stride == 1 && !holds_target) {
+      if (!out.stream) {
+        KeptColumns<kPairs, O, false>(terms, factor, offset, to, n, fetch);
+      } else if (aligned) {
+        KeptColumns<kPairs, O, true>(terms, factor, offset, to, n, fetch);
+      } else {
+        HWY_ALIGN O packed[kBlock];
+        KeptColumns<kPairs, O, false>(terms, factor, offset, packed, n, fetch);
+        StreamBytes(packed, to, n * sizeof(O));
+      }
+      return;
+    }
+  }
+  HWY_ALIGN A block[kBlock];
+  if (paired) {
+    KeptColumns<true, A, false>(terms, factor, offset, block, n, fetch);
+  } else {
+    KeptColumns<false, A, false>(terms, factor, offset, block, n, fetch);
+  }
+  if (holds_target) block[row.target - begin] = static_cast<A>(row.target_grad);
+  StoreBlock<O>(static_cast<const A *>(block), out, begin, n);
+}
+
+template <class T, class O, class A = Acc<T>>
+void Grad(const RowMath &math, const GradRow &whole, const Span &span, const GradOut &out) {
   constexpr bool kDirect = std::is_same_v<T, O> && (std::is_same_v<T, A> || std::is_same_v<T, BF16>);
   const bool direct = kDirect && span.stride == 1 && out.stride == 1;
-  const Columns<A> grad = ColumnsFor<A, false>(math, row);
+  const Columns<A> grad = ColumnsFor<A, false>(math, whole);
   [[maybe_unused]] Columns<O> straight = nullptr;
-  if constexpr (kDirect) straight = out.stream ? ColumnsFor<O, true>(math, row) : ColumnsFor<O, false>(math, row);
+  if constexpr (kDirect) straight = out.stream ? ColumnsFor<O, true>(math, whole) : ColumnsFor<O, false>(math, whole);
   HWY_ALIGN A block[kBlock];
   const Blocks<T> blocks(span, out.backwards);
   for (int64_t i = 0; i < blocks.count(); ++i) {
     const int64_t begin = blocks.begin(i);
     const size_t n = blocks.size(i);
-    const Fetch fetch = blocks.template fetch<A>(i, 1);
-    const bool holds_target = row.target >= begin && row.target < begin + static_cast<int64_t>(n);
+    Fetch fetch = blocks.template fetch<A>(i, 1);
+    const bool holds_target = whole.target >= begin && whole.target < begin + static_cast<int64_t>(n);
+    GradRow row = whole;
+    if (span.kept != nullptr) {
+      const double max = span.kept->maxima[begin / kBlock];
+      if (const A factor = BlockFactor<A>(math, whole, max); factor != 0) {
+        row.max = max, row.factor = factor;
+        if (const A *const terms = KeptTerms<A>(span, begin)) {
+          fetch.near_step = 0;  // no logits are read
+          GradOfTerms<T, O>(math, row, terms, out, begin, n, holds_target, fetch);
+          continue;
+        }
+      }
+    }
     if constexpr (kDirect) {
       if (direct && !holds_target) {
         straight(math, row, static_cast<const T *>(span.row) + begin, static_cast<O *>(out.row) + begin, n, fetch);

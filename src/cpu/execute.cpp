@@ -7,8 +7,12 @@
 // Rows go to threads in contiguous pieces. Where there are few, the slices of rows do, and a row's partials meet in the
 // workspace. Neither changes any result: a row is always the merge of its slices in order, and sums over rows are taken
 // at the end by one thread.
+//
+// In loss_and_grad what a row keeps from its sums to its gradient lies in the workspace: for each thread, or for each
+// of the rows that all threads share. The fewer bytes that is, the sooner a cache gives them back.
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "cpu/gradient.hpp"
@@ -76,7 +80,7 @@ class Call {
 
   void combine() {
     loss_.begin();
-    for_rows([&](int64_t row, const void *) {
+    for_rows([&](int64_t row, const void *, int64_t) {
       const Row what = read_target(problem_, row);
       if (what.kind == RowKind::kIgnored) {
         loss_.ignored(row);
@@ -91,10 +95,13 @@ class Call {
   void backward() {
     if (present(problem_.divisor)) gradient_.divide({true, read_number(problem_.divisor, 0)});
     if (split_) {
-      for_slices(0, problem_.rows,
-                 [&](int64_t row, int64_t slice) { grad_slice(row, read_stats(problem_, row), slice); });
+      for_slices(0, problem_.rows, [&](int64_t row, int64_t slice) {
+        gradient_.write(row, read_stats(problem_, row), columns(row, slice), slice == plan_.slices - 1, false);
+      });
     } else {
-      for_rows([&](int64_t row, const void *next) { grad_row(row, read_stats(problem_, row), next, false); });
+      for_rows([&](int64_t row, const void *next, int64_t) {
+        grad_row(row, read_stats(problem_, row), next, false, nullptr);
+      });
     }
   }
 
@@ -104,21 +111,30 @@ class Call {
       // As few rows at once as occupy the threads: their logits are still in a cache when the gradient reads them.
       const int64_t rows = std::max<int64_t>(1, int64_t{2} * threads_ / plan_.slices);
       for_row_groups(std::min(rows, plan_.partials / plan_.slices), [&](int64_t first, int64_t count) {
-        split_totals(first, count, [&](int64_t row, const Row &what, Partial *total) {
-          loss_.row(row, what, total);
-          if (total == nullptr) partials_[(row - first) * plan_.slices] = {};
-        });
+        const auto kept = [&](int64_t row) { return kept_of(row - first); };
+        split_totals(
+            first, count,
+            [&](int64_t row, const Row &what, Partial *total) {
+              loss_.row(row, what, total);
+              if (total == nullptr) partials_[(row - first) * plan_.slices] = {};
+            },
+            kept);
         for_slices(first, count, [&](int64_t row, int64_t slice) {
-          grad_slice(row, loss_.stats_of(partials_[(row - first) * plan_.slices]), slice);
+          const Kept terms = kept(row);
+          Span span = columns(row, slice);
+          span.kept = if_any(terms);
+          const Stats stats = loss_.stats_of(partials_[(row - first) * plan_.slices]);
+          gradient_.write(row, stats, span, slice == plan_.slices - 1, false);
         });
       });
     } else {
-      for_rows([&](int64_t row, const void *next) {
+      for_rows([&](int64_t row, const void *next, int64_t hand) {
         Partial total;
         const Row what = read_target(problem_, row);
         const bool counts = what.kind != RowKind::kIgnored;
-        if (counts) total = total_of(row, nullptr);
-        grad_row(row, loss_.row(row, what, counts ? &total : nullptr), next, true);
+        const Kept terms = kept_of(hand);
+        if (counts) total = total_of(row, nullptr, if_any(terms));
+        grad_row(row, loss_.row(row, what, counts ? &total : nullptr), next, true, if_any(terms));
       });
     }
     loss_.end();
@@ -127,17 +143,22 @@ class Call {
  private:
   // ---- Dealing out the work
 
-  // Body(row, the logits that the thread reads after the row's, or NULL) for every row.
+  // Body(row, the logits that the thread reads after the row's, or NULL, the hand) for every row. A hand does one row
+  // at a time; they count from 0, and there are no more than threads or rows.
   template <class Body>
   void for_rows(const Body &body) {
     const Pieces pieces(problem_.rows, (kSmallBytes + row_bytes_ - 1) / row_bytes_, threads_);
-    pool_.run(pieces.count(), [&](int64_t i) {
-      const auto [begin, end] = pieces[i];
-      for (int64_t row = begin; row < end; ++row) {
-        const bool read = row + 1 < end && read_target(problem_, row + 1).kind == RowKind::kCounted;
-        body(row, read ? row_address(problem_.logits, row + 1) : nullptr);
+    const int64_t count = pieces.count();
+    std::atomic<int64_t> taken{0};
+    pool_.run(std::min<int64_t>(threads_, problem_.rows), [&](int64_t hand) {
+      for (int64_t i; (i = taken.fetch_add(1, std::memory_order_relaxed)) < count;) {
+        const auto [begin, end] = pieces[i];
+        for (int64_t row = begin; row < end; ++row) {
+          const bool read = row + 1 < end && read_target(problem_, row + 1).kind == RowKind::kCounted;
+          body(row, read ? row_address(problem_.logits, row + 1) : nullptr, hand);
+        }
+        if (gradient_.streams()) stream_fence();
       }
-      if (gradient_.streams()) stream_fence();
     });
   }
 
@@ -160,15 +181,25 @@ class Call {
             std::min(plan_.options->columns, begin + plan_.slice)};
   }
 
+  // Where the `place`th of the rows that are done at once keeps its exponentials.
+  Kept kept_of(int64_t place) const {
+    if (plan_.kept_rows == 0) return {};
+    char *const to = static_cast<char *>(problem_.workspace) + forward_workspace(plan_) +
+                     static_cast<size_t>(place) * (plan_.maxima_bytes + plan_.terms_bytes);
+    return {reinterpret_cast<double *>(to), to + plan_.maxima_bytes, plan_.kept_begin};
+  }
+  static const Kept *if_any(const Kept &kept) { return kept.maxima == nullptr ? nullptr : &kept; }
+
   // ---- The sums of rows
 
-  Partial total_of(int64_t row, const void *next) const {
+  Partial total_of(int64_t row, const void *next, const Kept *kept) const {
     if (plan_.slices == 0) return empty_partial(plan_);
     const int64_t element = static_cast<int64_t>(element_size(plan_.options->logits_dtype));
     PartialTree tree(math_);
     for (int64_t slice = 0; slice < plan_.slices; ++slice) {
       Partial part;
       Span span = columns(row, slice);
+      span.kept = kept;
       span.next = slice + 1 < plan_.slices ? static_cast<const char *>(span.row) + span.end * element : next;
       plan_.forward(math_, span, &part);
       tree.push(part);
@@ -180,23 +211,27 @@ class Call {
   template <class Body>
   void for_totals(const Body &body) {
     if (split_) {
-      return for_row_groups(plan_.partials / plan_.slices,
-                            [&](int64_t first, int64_t rows) { split_totals(first, rows, body); });
+      return for_row_groups(plan_.partials / plan_.slices, [&](int64_t first, int64_t rows) {
+        split_totals(first, rows, body, [](int64_t) { return Kept{}; });
+      });
     }
-    for_rows([&](int64_t row, const void *next) {
+    for_rows([&](int64_t row, const void *next, int64_t) {
       const Row what = read_target(problem_, row);
       if (what.kind == RowKind::kIgnored) return body(row, what, nullptr);
-      Partial total = total_of(row, next);
+      Partial total = total_of(row, next, nullptr);
       body(row, what, &total);
     });
   }
 
-  // The same for a few rows, whose partials are left in the place of their first slice's.
-  template <class Body>
-  void split_totals(int64_t first, int64_t rows, const Body &body) {
+  // The same for a few rows, whose partials are left in the place of their first slice's. kept(row): its Kept.
+  template <class Body, class KeptOf>
+  void split_totals(int64_t first, int64_t rows, const Body &body, const KeptOf &kept) {
     for_slices(first, rows, [&](int64_t row, int64_t slice) {
       if (read_target(problem_, row).kind == RowKind::kIgnored) return;
-      plan_.forward(math_, columns(row, slice), &partials_[(row - first) * plan_.slices + slice]);
+      const Kept terms = kept(row);
+      Span span = columns(row, slice);
+      span.kept = if_any(terms);
+      plan_.forward(math_, span, &partials_[(row - first) * plan_.slices + slice]);
     });
     for (int64_t row = first; row < first + rows; ++row) {
       const Row what = read_target(problem_, row);
@@ -214,13 +249,10 @@ class Call {
 
   // ---- Gradients
 
-  void grad_row(int64_t row, const Stats &stats, const void *next, bool backwards) const {
-    const Span all = {row_address(problem_.logits, row), problem_.logits.col_stride, 0, plan_.options->columns, next};
+  void grad_row(int64_t row, const Stats &stats, const void *next, bool backwards, const Kept *kept) const {
+    const Span all = {
+        row_address(problem_.logits, row), problem_.logits.col_stride, 0, plan_.options->columns, next, kept};
     gradient_.write(row, stats, all, true, backwards);
-  }
-
-  void grad_slice(int64_t row, const Stats &stats, int64_t slice) const {
-    gradient_.write(row, stats, columns(row, slice), slice == plan_.slices - 1, false);
   }
 
   const Plan &plan_;

@@ -124,25 +124,32 @@ HWY_INLINE Terms<V> TermsOf(D d, const SumConsts<hn::TFromD<D>> &c, V v, V down,
   return out;
 }
 
-// Of one vector.
-template <bool kPlain, bool kShift, bool kEntropy, class D, class V = hn::Vec<D>>
-XENT_CPU_INLINE Terms<V> OneOf(D d, const SumConsts<hn::TFromD<D>> &c, V v) {
+template <class A>
+HWY_INLINE A *After(A *keep, size_t columns) {
+  return keep == nullptr ? nullptr : keep + columns;
+}
+
+// Of one vector, whose exponentials go to `keep` too, unless that is NULL.
+template <bool kPlain, bool kShift, bool kEntropy, class D, class V = hn::Vec<D>, class A = hn::TFromD<D>>
+XENT_CPU_INLINE Terms<V> OneOf(D d, const SumConsts<A> &c, V v, A *keep) {
   const V down = Down<kPlain>(d, c, v);
   const V e = ExpDown(d, down, hn::Set(d, c.lift.round), hn::Set(d, c.lift.deepest));
+  if (keep != nullptr) hn::StoreU(e, d, keep);
   return TermsOf<kShift, kEntropy>(d, c, v, down, e);
 }
 
 // Of the two vectors at `from`, added.
-template <bool kPlain, bool kShift, bool kEntropy, class D, class S, class V = hn::Vec<D>>
-XENT_CPU_INLINE Terms<V> TwoOf(D d, const SumConsts<hn::TFromD<D>> &c, const S *from) {
+template <bool kPlain, bool kShift, bool kEntropy, class D, class S, class V = hn::Vec<D>, class A = hn::TFromD<D>>
+XENT_CPU_INLINE Terms<V> TwoOf(D d, const SumConsts<A> &c, const S *from, A *keep) {
   V a, b;
   LoadPair(d, from, a, b);
-  return Plus<kShift, kEntropy>(OneOf<kPlain, kShift, kEntropy>(d, c, a), OneOf<kPlain, kShift, kEntropy>(d, c, b));
+  return Plus<kShift, kEntropy>(OneOf<kPlain, kShift, kEntropy>(d, c, a, keep),
+                                OneOf<kPlain, kShift, kEntropy>(d, c, b, After(keep, hn::Lanes(d))));
 }
 
 // Of the four vectors at `from`, added as a tree.
-template <bool kPlain, bool kShift, bool kEntropy, class D, class S, class V = hn::Vec<D>>
-XENT_CPU_INLINE Terms<V> FourOf(D d, const SumConsts<hn::TFromD<D>> &c, const S *from) {
+template <bool kPlain, bool kShift, bool kEntropy, class D, class S, class V = hn::Vec<D>, class A = hn::TFromD<D>>
+XENT_CPU_INLINE Terms<V> FourOf(D d, const SumConsts<A> &c, const S *from, A *keep) {
   V v0, v1, v2, v3;
   LoadPair(d, from, v0, v1);
   LoadPair(d, from + 2 * hn::Lanes(d), v2, v3);
@@ -150,6 +157,11 @@ XENT_CPU_INLINE Terms<V> FourOf(D d, const SumConsts<hn::TFromD<D>> &c, const S 
           d3 = Down<kPlain>(d, c, v3);
   V e0 = d0, e1 = d1, e2 = d2, e3 = d3;
   ExpDown4(d, e0, e1, e2, e3, hn::Set(d, c.lift.round), hn::Set(d, c.lift.deepest));
+  if (keep != nullptr) {
+    const size_t lanes = hn::Lanes(d);
+    hn::StoreU(e0, d, keep), hn::StoreU(e1, d, keep + lanes);
+    hn::StoreU(e2, d, keep + 2 * lanes), hn::StoreU(e3, d, keep + 3 * lanes);
+  }
   return Plus<kShift, kEntropy>(
       Plus<kShift, kEntropy>(TermsOf<kShift, kEntropy>(d, c, v0, d0, e0), TermsOf<kShift, kEntropy>(d, c, v1, d1, e1)),
       Plus<kShift, kEntropy>(TermsOf<kShift, kEntropy>(d, c, v2, d2, e2), TermsOf<kShift, kEntropy>(d, c, v3, d3, e3)));
@@ -179,7 +191,7 @@ HWY_INLINE double SumOf(D d, V total, V rest) {
 constexpr int kSerial = 4;  // eights of vectors an accumulator
 
 template <class S, bool kPlain, bool kShift, bool kEntropy, class A = Acc<S>>
-void BlockSums(const RowMath &math, const S *from, size_t n, A max, Fetch fetch, Partial *out) {
+void BlockSums(const RowMath &math, const S *from, size_t n, A max, Fetch fetch, A *keep, Partial *out) {
   const Tag<A> d;
   using V = hn::Vec<Tag<A>>;
   const size_t lanes = hn::Lanes(d), pair = 2 * lanes, eight = 8 * lanes, piece = kSerial * eight;
@@ -197,20 +209,20 @@ void BlockSums(const RowMath &math, const S *from, size_t n, A max, Fetch fetch,
         fetch.near += fetch.near_step, fetch.far += fetch.far_step;
       };
       fetch_some();
-      const Terms<V> x = FourOf<kPlain, kShift, kEntropy>(d, c, from + i);
+      const Terms<V> x = FourOf<kPlain, kShift, kEntropy>(d, c, from + i, After(keep, i));
       fetch_some();
-      const Terms<V> y = FourOf<kPlain, kShift, kEntropy>(d, c, from + i + 4 * lanes);
+      const Terms<V> y = FourOf<kPlain, kShift, kEntropy>(d, c, from + i + 4 * lanes, After(keep, i + 4 * lanes));
       t = Plus<kShift, kEntropy>(t, Plus<kShift, kEntropy>(x, y));
     }
     for (; i + pair <= end; i += pair) {
-      t = Plus<kShift, kEntropy>(t, TwoOf<kPlain, kShift, kEntropy>(d, c, from + i));
+      t = Plus<kShift, kEntropy>(t, TwoOf<kPlain, kShift, kEntropy>(d, c, from + i, After(keep, i)));
     }
     if (i < end) {
       V a, b;
       LoadPairTail(d, from + i, end - i, max, a, b);
       const auto in_a = FirstOfPair<S>(d, end - i), in_b = SecondOfPair<S>(d, end - i);
-      Terms<V> x = OneOf<kPlain, kShift, kEntropy>(d, c, a);
-      const Terms<V> y = OneOf<kPlain, kShift, kEntropy>(d, c, b);
+      Terms<V> x = OneOf<kPlain, kShift, kEntropy>(d, c, a, After(keep, i));
+      const Terms<V> y = OneOf<kPlain, kShift, kEntropy>(d, c, b, After(keep, i + lanes));
       const auto both = [&](V p, V q) { return hn::Add(hn::IfThenElseZero(in_a, p), hn::IfThenElseZero(in_b, q)); };
       x.sum = both(x.sum, y.sum);
       if constexpr (kShift) x.shift = both(x.shift, y.shift);
@@ -227,7 +239,7 @@ void BlockSums(const RowMath &math, const S *from, size_t n, A max, Fetch fetch,
 }
 
 template <class S, class A = Acc<S>>
-using Sums = void (*)(const RowMath &, const S *, size_t, A, Fetch, Partial *);
+using Sums = void (*)(const RowMath &, const S *, size_t, A, Fetch, A *keep, Partial *);
 
 template <class S>
 Sums<S> SumsFor(const RowMath &math) {
@@ -238,11 +250,14 @@ Sums<S> SumsFor(const RowMath &math) {
   return math.entropy ? &BlockSums<S, false, false, true> : &BlockSums<S, false, false, false>;
 }
 
+inline void KeepMaximum(const Span &span, int64_t begin, double max) {
+  if (span.kept != nullptr) span.kept->maxima[begin / kBlock] = max;
+}
+
 template <class T, class A = Acc<T>>
 void Forward(const RowMath &math, const Span &span, Partial *out) {
-  // bfloat16 columns are widened in registers, unless the pass wants them one after the other.
   constexpr bool kWidens = std::is_same_v<T, BF16>;
-  const bool direct = kWidens && !math.predicted && math.softcap == 0;
+  const bool direct = IsPaired<T>(math);
   const Sums<A> sums = SumsFor<A>(math);
   [[maybe_unused]] const auto direct_sums = SumsFor<std::conditional_t<kWidens, T, A>>(math);
   HWY_ALIGN A block[kBlock];
@@ -259,13 +274,15 @@ void Forward(const RowMath &math, const Span &span, Partial *out) {
     Partial part = {};
     part.index = -1;
     part.count = static_cast<int64_t>(n);
+    A *const keep = KeptTerms<A>(span, begin);
     if constexpr (kWidens) {
       if (direct) {
         HWY_ALIGN T packed[kBlock];
         const T *from = PackedColumns(span, begin, n, packed);
         const A max = BlockMax(from, n, kLowest<A>, first);
         part.max = max;
-        direct_sums(math, from, n, max, second, &part);
+        direct_sums(math, from, n, max, second, keep, &part);
+        KeepMaximum(span, begin, max);
         tree.push(part);
         continue;
       }
@@ -287,7 +304,8 @@ void Forward(const RowMath &math, const Span &span, Partial *out) {
     }
     if (math.softcap != 0 || !math.predicted) max = BlockMax(v, n, kLowest<A>, first);
     part.max = max;
-    sums(math, v, n, max, second, &part);
+    sums(math, v, n, max, second, keep, &part);
+    KeepMaximum(span, begin, max);
     tree.push(part);
   }
   *out = tree.total();

@@ -60,11 +60,21 @@ struct RowMath {
   bool predicted;
 };
 
+// What forward keeps of a row for the gradient that follows at once: each block's largest v and, of the last columns,
+// exp(scale * (v_i - that maximum)), of acc, in the order that the sums' pass has them in (IsPaired in load-inl.hpp).
+// The gradient computes the others in the same way: its bits do not tell which were kept.
+struct Kept {
+  double *maxima;
+  void *terms;    // of the columns from `begin` on, whole blocks
+  int64_t begin;  // a multiple of kBlock
+};
+
 struct Span {
   const void *row;
   int64_t stride;  // of a column, in elements
   int64_t begin, end;
   const void *next = nullptr;  // columns that the thread reads after these, of stride 1 like them; NULL: not known
+  const Kept *kept = nullptr;  // forward fills it, the gradient takes from it; NULL: nothing is kept. Not with softcap
 };
 
 // The sums over a set of columns. `max` of a set without a logit above -inf is the lowest value of acc, never -inf: no

@@ -190,6 +190,12 @@ HWY_INLINE void StorePairTail(D d, V a, V b, S *to, size_t n) {
   std::memcpy(to, columns, n * sizeof(S));
 }
 
+// Whether sums take a row's columns by LoadPair from bfloat16. What wants them one after the other widens them before.
+template <class T>
+bool IsPaired(const RowMath &math) {
+  return std::is_same_v<T, BF16> && !math.predicted && math.softcap == 0;
+}
+
 // Which lanes of the two vectors hold the first `n` columns of a pair.
 template <class S, class D>
 HWY_INLINE hn::Mask<D> FirstOfPair(D d, size_t n) {
@@ -248,6 +254,13 @@ class Blocks {
   const int64_t count_;
   const bool backwards_;
 };
+
+// The exponentials that are kept of the block that begins at a column. NULL: none.
+template <class A>
+A *KeptTerms(const Span &span, int64_t begin) {
+  const Kept *const kept = span.kept;
+  return kept != nullptr && begin >= kept->begin ? static_cast<A *>(kept->terms) + (begin - kept->begin) : nullptr;
+}
 
 // Columns [begin, begin + n) of a row, packed: where they lie, or in `packed`.
 template <class T>

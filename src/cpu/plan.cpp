@@ -52,6 +52,41 @@ int64_t cache_bytes() {
   return bytes;
 }
 
+namespace {
+
+// Of workspace beside the losses, in bytes: as much as a call may add to what it is given and gives.
+constexpr int64_t kRoom = int64_t{1} << 20;
+// Of a longer row nothing is kept, not even the maxima: that they are decides bits, so no number of threads may.
+constexpr int64_t kKeptColumns = int64_t{1} << 20;
+
+size_t aligned(size_t bytes) { return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment; }
+
+// Neither what partials take nor how many columns are kept changes any bits.
+void lay_out_workspace(const xent_options &options, int threads, Plan *plan) {
+  if (options.reduction != XENT_REDUCTION_NONE) {
+    plan->losses_bytes = aligned(static_cast<size_t>(options.max_rows) * sizeof(double));
+  }
+  int64_t room = kRoom;
+  const int64_t blocks = (options.columns + kBlock - 1) / kBlock;
+  if (options.softcap == 0 && blocks > 0 && options.columns <= kKeptColumns) {
+    plan->kept_rows = std::min<int64_t>(options.max_rows, threads);
+    plan->maxima_bytes = aligned(static_cast<size_t>(blocks) * sizeof(double));
+    room -= plan->kept_rows * static_cast<int64_t>(plan->maxima_bytes);
+  }
+  if (plan->slices > 1 && threads > 1) {
+    const int64_t most = std::max(plan->slices, room / static_cast<int64_t>(sizeof(Partial)) - 1);
+    plan->partials = std::min(most, plan->slices * std::min<int64_t>(options.max_rows, int64_t{4} * threads));
+    room -= plan->partials * static_cast<int64_t>(sizeof(Partial));
+  }
+  if (plan->kept_rows == 0) return;
+  const int64_t block = kBlock * static_cast<int64_t>(plan->acc_is_double ? sizeof(double) : sizeof(float));
+  const int64_t kept = std::clamp<int64_t>(room / plan->kept_rows / block, 0, blocks);
+  plan->kept_begin = (blocks - kept) * kBlock;
+  plan->terms_bytes = static_cast<size_t>(kept * block);
+}
+
+}  // namespace
+
 Plan make_plan(const xent_options &options, int threads) {
   Plan plan = {};
   plan.options = &options;
@@ -70,14 +105,7 @@ Plan make_plan(const xent_options &options, int threads) {
   plan.slice = slice_columns(options.columns);
   plan.streamed = streamed_from(threads);
   plan.slices = (options.columns + plan.slice - 1) / plan.slice;
-  if (options.reduction != XENT_REDUCTION_NONE) {
-    const size_t bytes = static_cast<size_t>(options.max_rows) * sizeof(double);
-    plan.losses_bytes = (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-  }
-  if (plan.slices > 1 && threads > 1) {
-    const int64_t most = (int64_t{1} << 20) / static_cast<int64_t>(sizeof(Partial)) - 1;
-    plan.partials = std::min(most, plan.slices * std::min<int64_t>(options.max_rows, int64_t{4} * threads));
-  }
+  lay_out_workspace(options, threads, &plan);
   return plan;
 }
 
