@@ -39,7 +39,8 @@ class Bitwise : public BackendTest {
     if (!same(a.stats, b.stats, 2)) return ::testing::AssertionFailure() << "stats differ, rows " << i << ", " << j;
     if (!same(a.lse, b.lse, 1)) return ::testing::AssertionFailure() << "lse differs, rows " << i << ", " << j;
     if (!same(a.entropy, b.entropy, 1)) return ::testing::AssertionFailure() << "entropy differs, row " << i;
-    if (!same(a.predicted, b.predicted, 1)) return ::testing::AssertionFailure() << "predicted differs, row " << i;
+    if (!a.predicted.empty() && !same(a.predicted, b.predicted, 1))
+      return ::testing::AssertionFailure() << "predicted differs, row " << i;
     if (!same(a.grad, b.grad, vocab)) return ::testing::AssertionFailure() << "gradient differs, row " << i;
     return ::testing::AssertionSuccess();
   }
@@ -107,6 +108,7 @@ TEST_P(Bitwise, ARowOfAGradientLargerThanTheCaches) {
     const int64_t rows = dtype == kF32 ? 90 : 180, vocab = 50257;
     Problem p = start(dtype, rows, vocab);
     p.threads = 1;
+    p.predicted = false;  // bfloat16 is read in pairs then
     p.grad_layout.strides = {vocab + 3, 1};
     p.grad_layout.misalign = pick(rng_, 0, 15) * size_of(dtype);
     p.ignore_index = p.targets[5];
