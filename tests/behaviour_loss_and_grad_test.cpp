@@ -205,6 +205,23 @@ TEST_P(Kept, SharedRowsAndWholeOnes) {
   }
 }
 
+TEST_P(Kept, NothingOfAnEarlierCall) {
+  for (const DLDataType dtype : dtypes_of(backend())) {
+    Problem p = start(dtype);
+    p.threads = 1;
+    Session session(p, device_);
+    for (int i = 0; i < 2; ++i) {
+      xent_error err = {};
+      err.struct_size = sizeof(err);
+      ASSERT_EQ(session.enqueue(Mode::kLossAndGrad, &err), XENT_OK) << err.message;
+      const Result found = session.collect();
+      EXPECT_TRUE(check(p, found, Mode::kLossAndGrad)) << p.describe();
+      for (double &x : p.logits) x = round_to(dtype, x + 1);  // plausible ones lie in the workspace
+      session.upload(p);
+    }
+  }
+}
+
 TEST_P(Kept, InLittleMemory) {
   for (const DLDataType dtype : {kF32, kF64}) {
     for (const int64_t vocab : {1, 1000, 128256, 1 << 20, 1 << 26}) {
